@@ -1,0 +1,52 @@
+# What a user types: run, demo, test, check. Everything happens inside .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
+
+.PHONY: run demo test test-full check format bench clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(DEV): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev
+	@touch $@
+
+run: $(STAMP)  ## start the gateway on a soft card, in the foreground
+	@$(BIN)/xkv-gateway serve
+
+demo: $(STAMP)  ## status and a short replay against a running gateway (starts one if none runs)
+	@sh bench/demo.sh $(BIN)/xkv-gateway
+
+test: $(DEV)  ## the test-suite (under 10 minutes)
+	$(BIN)/python -m pytest
+
+test-full: $(DEV)  ## everything that this machine can run, however long
+	$(BIN)/python -m pytest -m 'not soak'
+
+check: $(DEV)  ## ruff, format, mypy strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(DEV)  ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(DEV)  ## speed and memory; see bench/README.md
+	$(BIN)/python -m bench
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The card gateway: engine, card, service, command line."""

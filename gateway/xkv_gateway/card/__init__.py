@@ -1,0 +1,1 @@
+"""The card: the engine joined to a block device."""

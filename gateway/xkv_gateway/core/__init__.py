@@ -1,0 +1,1 @@
+"""The pure engine: types, allocator, index, leases, recency, state machine."""

@@ -1,0 +1,1 @@
+"""What listens: the control port and the admin port."""

@@ -1,0 +1,1 @@
+"""How a card is reached: attaching, and supervising the soft card."""

@@ -1,0 +1,1 @@
+"""NVMe over TCP, both sides, as sans-IO cores and thin shells."""

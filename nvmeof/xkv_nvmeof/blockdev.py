@@ -1,0 +1,182 @@
+"""The block device contract: what every way of reaching a card provides.
+
+Implementations: the userspace initiator (`initiator`), which also reaches the soft card, and later the
+kernel's initiator. One contract test-suite (`tests/nvmeof/contract.py`) runs on all of them.
+
+Vocabulary
+    block        the logical block of the namespace (512 or 4096 bytes); every offset and length is a multiple.
+    association  one connection of this host with the controller, from Connect until it is certainly dead.
+                 A command whose association broke may still be executed by the target for a while.
+    settle       the moment from which a command of unknown outcome certainly can no longer be executed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class DeviceState(Enum):
+    """Whether commands can be sent now."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What the namespace is, as told by the controller. Changes only with a new association or an async event."""
+
+    block_bytes: int
+    block_count: int
+    volatile_write_cache: bool
+    """Writes are durable only after `flush`."""
+    can_deallocate: bool
+    deallocate_zeroes: bool
+    """Deallocated blocks certainly read back as zeroes."""
+    can_write_zeroes: bool
+    preferred_io_bytes: int
+    """Transfers up to this size are one command; larger ones are split (0 bytes never: at least one block)."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the namespace in bytes."""
+        return self.block_bytes * self.block_count
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """Who the namespace is. Never a node name. `nguid` and `uuid` are 16 bytes, all zero when not reported."""
+
+    nqn: str
+    nsid: int
+    nguid: bytes
+    uuid: bytes
+    serial: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """A run of whole blocks: both values are multiples of the block size."""
+
+    offset_bytes: int
+    length_bytes: int
+
+
+@dataclass(slots=True)
+class DeviceCounters:
+    """Completed commands and payload bytes since the device object was made; only ever grows."""
+
+    read_commands: int = 0
+    read_bytes: int = 0
+    write_commands: int = 0
+    write_bytes: int = 0
+    flush_commands: int = 0
+    deallocate_commands: int = 0
+    write_zeroes_commands: int = 0
+    errors: int = 0
+    reconnects: int = 0
+
+
+class DeviceError(Exception):
+    """Base of all failures of a block device. Nothing else is ever raised, but `asyncio.CancelledError`."""
+
+
+class DeviceOffline(DeviceError):  # noqa: N818
+    """The command was never sent: there is no association. Certainly not executed."""
+
+
+class CommandFailed(DeviceError):  # noqa: N818
+    """The controller completed the command with an error status: it is over, and its effect is undefined.
+
+    `status_code_type` and `status_code` as in NVMe base 2.0, 3.3.3.2.1; `do_not_retry` is the DNR bit.
+    """
+
+    def __init__(self, message: str, *, status_code_type: int, status_code: int, do_not_retry: bool) -> None:
+        super().__init__(message)
+        self.status_code_type = status_code_type
+        self.status_code = status_code
+        self.do_not_retry = do_not_retry
+
+
+class DataCorrupted(DeviceError):  # noqa: N818
+    """The data digest of a read did not match, also on the one retry. The connection is fine."""
+
+
+class OutcomeUnknown(DeviceError):  # noqa: N818
+    """The association ended (or the deadline passed) with the command in flight.
+
+    For a write, deallocate or write-zeroes: the target may execute it until `settles_at_ns` (monotonic clock).
+    A read of unknown outcome never touches the caller's buffer after this was raised.
+    """
+
+    def __init__(self, message: str, *, settles_at_ns: int) -> None:
+        super().__init__(message)
+        self.settles_at_ns = settles_at_ns
+
+
+class BlockDevice(Protocol):
+    """Asynchronous access to one namespace.
+
+    Transfers take a list of buffers (an iovec): its total length is a multiple of the block size, each
+    single length is free. Data lands straight in, and leaves straight from, the caller's memory. The buffers
+    belong to the device from the call until it returns or raises; when the awaiting task is cancelled the call
+    raises `CancelledError` only when the buffers are not touched any more (rest of a read: discarded; a write
+    cut short: its association ends, outcome unknown until `settles_at_ns` of that association).
+
+    Every call has one deadline, set at construction. Calls run concurrently; there is no order between two
+    of them that overlap in time, but one that starts after another returned sees its effect.
+    """
+
+    @property
+    def geometry(self) -> Geometry:
+        """Geometry of the namespace as last told. Valid once connected for the first time."""
+        ...
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """Identity of the namespace; re-checked on each reconnect (a different one keeps the device offline)."""
+        ...
+
+    @property
+    def state(self) -> DeviceState:
+        """Whether commands can be sent now."""
+        ...
+
+    @property
+    def counters(self) -> DeviceCounters:
+        """Live counters; the caller only reads them."""
+        ...
+
+    def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
+        """Call `listener(state, reason)` from the loop at each change of state; reason is for people."""
+        ...
+
+    async def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+        """Fill `buffers`, in order, from the namespace. All bytes were received when it returns."""
+        ...
+
+    async def write_from(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+        """Write `buffers`, in order. Durable only after `flush` where the device has a volatile write cache."""
+        ...
+
+    async def flush(self) -> None:
+        """Make every write that returned before this call durable. A no-op without a volatile write cache."""
+        ...
+
+    async def deallocate(self, ranges: Sequence[ByteRange]) -> None:
+        """Tell the device that the ranges hold nothing (NVM Dataset Management, Deallocate)."""
+        ...
+
+    async def write_zeroes(self, byte_range: ByteRange) -> None:
+        """Zero the range without sending the zeroes."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the association in order (shutdown notification) and release everything. Idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""Request/reply protocols: the control protocol and its transports."""
