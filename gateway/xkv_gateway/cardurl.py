@@ -1,0 +1,151 @@
+"""Card URLs: how the card is reached.
+
+    nvme+tcp://ADDR[:4420]/NQN[?nsid=1]   a namespace behind an NVMe/TCP controller
+    soft:PATH[?size=16GiB]                a file, served over NVMe/TCP on loopback by a process of ours
+
+`kernel+tcp://...` and `/dev/...` (the kernel's initiator) are known and not there yet.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from xkv_gateway.sizes import exact_size, parse_size
+
+NVME_TCP_PORT: Final = 4420
+NQN_BYTES_MAX: Final = 223
+"""NVM Express Base 2.0, 4.5: an NQN is at most 223 bytes."""
+SOFT_CARD_BYTES_MIN: Final = 64 << 20
+SOFT_CARD_BLOCK_BYTES: Final = 4096
+
+_NQN: Final = re.compile(r"nqn\.[0-9]{4}-[0-9]{2}\.[!-~]+", re.ASCII)
+_NOT_YET: Final = ("kernel+tcp:", "/dev/")
+
+
+@dataclass(frozen=True, slots=True)
+class TcpCardUrl:
+    """A namespace behind an NVMe/TCP controller."""
+
+    host: str
+    port: int
+    nqn: str
+    nsid: int
+
+    def __str__(self) -> str:
+        """Return the canonical URL; it never holds a secret."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"nvme+tcp://{host}:{self.port}/{self.nqn}?nsid={self.nsid}"
+
+
+@dataclass(frozen=True, slots=True)
+class SoftCardUrl:
+    """A file that a process of ours serves. `size_bytes` is None where the URL does not say it."""
+
+    path: Path
+    size_bytes: int | None
+
+    def __str__(self) -> str:
+        """Return the canonical URL."""
+        query = "" if self.size_bytes is None else f"?size={exact_size(self.size_bytes)}"
+        return f"soft:{self.path}{query}"
+
+
+CardUrl = TcpCardUrl | SoftCardUrl
+
+
+def parse_card_url(text: str) -> CardUrl:
+    """Return what `text` names.
+
+    Raises:
+        ValueError: not a card URL; the message names the part that is wrong.
+    """
+    if text.startswith(_NOT_YET):
+        raise ValueError(
+            f"card URL {text!r}: the kernel's initiator is not there yet; use nvme+tcp://ADDR:4420/NQN?nsid=1"
+        )
+    if text.startswith("soft:"):
+        return _parse_soft(text)
+    if text.startswith("nvme+tcp:"):
+        return _parse_tcp(text)
+    raise ValueError(
+        f"card URL {text!r}: unknown scheme; write nvme+tcp://ADDR:4420/NQN?nsid=1 or soft:PATH?size=16GiB"
+    )
+
+
+def _query(text: str, query: str, known: str) -> str | None:
+    """Return the value of the one known parameter, or None."""
+    if not query:
+        return None
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True, max_num_fields=8)
+    except ValueError:
+        raise ValueError(f"card URL {text!r}: the part after '?' must be {known}=VALUE") from None
+    for name, _ in pairs:
+        if name != known:
+            raise ValueError(f"card URL {text!r}: unknown parameter {name!r}; only {known!r} is known here")
+    if len(pairs) > 1:
+        raise ValueError(f"card URL {text!r}: parameter {known!r} is given twice")
+    return pairs[0][1]
+
+
+def _parse_soft(text: str) -> SoftCardUrl:
+    rest, _, query = text.removeprefix("soft:").partition("?")
+    if rest.startswith("//") or not rest:
+        raise ValueError(f"card URL {text!r}: the path is missing; write soft:PATH?size=16GiB")
+    if "\0" in rest:
+        raise ValueError(f"card URL {text!r}: the path holds a NUL byte")
+    value = _query(text, query, "size")
+    if value is None:
+        return SoftCardUrl(path=Path(rest).expanduser(), size_bytes=None)
+    try:
+        size_bytes = parse_size(value)
+    except ValueError as error:
+        raise ValueError(f"card URL {text!r}: size: {error}") from None
+    if size_bytes < SOFT_CARD_BYTES_MIN or size_bytes % SOFT_CARD_BLOCK_BYTES:
+        raise ValueError(
+            f"card URL {text!r}: size: must be at least {exact_size(SOFT_CARD_BYTES_MIN)} "
+            f"and a multiple of {SOFT_CARD_BLOCK_BYTES}"
+        )
+    return SoftCardUrl(path=Path(rest).expanduser(), size_bytes=size_bytes)
+
+
+def _address(text: str, parts: SplitResult) -> tuple[str, int]:
+    """Return host and port of the authority."""
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("card URL: the address must not hold a user name or a password")
+    try:
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"card URL {text!r}: port: must be a number from 1 to 65535") from None
+    if port == 0:
+        raise ValueError(f"card URL {text!r}: port: must be a number from 1 to 65535")
+    if not parts.hostname:
+        raise ValueError(f"card URL {text!r}: the address is missing")
+    return parts.hostname, NVME_TCP_PORT if port is None else port
+
+
+def _parse_tcp(text: str) -> TcpCardUrl:
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise ValueError(f"card URL {text!r}: address: {error}") from None
+    host, port = _address(text, parts)
+    if parts.fragment:
+        raise ValueError(f"card URL {text!r}: '#' has no meaning here")
+    nqn = unquote(parts.path.removeprefix("/"))
+    if not nqn:
+        raise ValueError(f"card URL {text!r}: the NQN of the subsystem is missing after the address")
+    if len(nqn.encode()) > NQN_BYTES_MAX or not _NQN.fullmatch(nqn):
+        raise ValueError(
+            f"card URL {text!r}: NQN: must look like nqn.YYYY-MM.DOMAIN:NAME and have at most {NQN_BYTES_MAX} bytes"
+        )
+    value = _query(text, parts.query, "nsid")
+    if value is None:
+        return TcpCardUrl(host=host, port=port, nqn=nqn, nsid=1)
+    if len(value) > 10 or not value.isascii() or not value.isdecimal() or not 1 <= int(value) <= 0xFFFFFFFE:
+        raise ValueError(f"card URL {text!r}: nsid: must be a number from 1 to 4294967294")
+    return TcpCardUrl(host=host, port=port, nqn=nqn, nsid=int(value))

@@ -1,0 +1,30 @@
+"""Configuration: one typed, frozen value, made once from file, environment and flags."""
+
+from __future__ import annotations
+
+from xkv_gateway.config.load import Loaded, load_config
+from xkv_gateway.config.model import (
+    AdminConfig,
+    CardConfig,
+    Config,
+    ControlConfig,
+    EvictionConfig,
+    LimitsConfig,
+    LogConfig,
+    NvmeConfig,
+)
+from xkv_gateway.config.sample import sample_text
+
+__all__ = [
+    "AdminConfig",
+    "CardConfig",
+    "Config",
+    "ControlConfig",
+    "EvictionConfig",
+    "LimitsConfig",
+    "Loaded",
+    "LogConfig",
+    "NvmeConfig",
+    "load_config",
+    "sample_text",
+]

@@ -1,0 +1,83 @@
+"""What can go wrong for an operator, and the exit code of the command that says so.
+
+One table, `ExitCode`: the README documents each row, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `xkv-gateway`, for scripts and service managers."""
+
+    OK = 0
+    """The command did what was asked; `serve`: ended cleanly after a signal."""
+    DEGRADED = 1
+    """`status`: the gateway answers, but its card is offline or not ready."""
+    CONFIG = 2
+    """A flag, an environment variable or the configuration file is wrong; nothing was started."""
+    UNREACHABLE = 3
+    """No gateway answers at the address, or it went away in the middle."""
+    ADDRESS_IN_USE = 4
+    """A port or socket is taken, usually by another gateway; nothing was touched."""
+    BIND_REFUSED = 5
+    """An address outside of loopback without the explicit permission; nothing was bound."""
+    CARD = 6
+    """The card cannot be reached or used (also: locked by another process)."""
+    STATE_DIR = 7
+    """The state directory cannot be made, read or written."""
+    INTERNAL = 70
+    """A bug of ours: the log has the trace."""
+    FORCED = 75
+    """`serve`: a second signal, or the stop deadline, ended it before it was done."""
+
+
+class GatewayError(Exception):
+    """Base of the errors that end a command with one line for people.
+
+    `str(error)` says what happened; `advice` says what to do about it.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+    def __init__(self, message: str, *, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+class ConfigError(GatewayError):
+    """A setting is wrong: the message names the key and where its value came from."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class GatewayUnreachableError(GatewayError):
+    """No gateway answers."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+class AddressInUseError(GatewayError):
+    """Somebody else listens there."""
+
+    exit_code = ExitCode.ADDRESS_IN_USE
+
+
+class BindRefusedError(GatewayError):
+    """The address is not a loopback address, and nobody has written down that it may be open."""
+
+    exit_code = ExitCode.BIND_REFUSED
+
+
+class CardUnavailableError(GatewayError):
+    """The card cannot be reached or used."""
+
+    exit_code = ExitCode.CARD
+
+
+class StateDirError(GatewayError):
+    """The state directory cannot be used."""
+
+    exit_code = ExitCode.STATE_DIR
