@@ -141,10 +141,10 @@ class SubmissionEntry:
         """
         if len(data) != SQE_BYTES:
             raise CommandFormatError(f"a submission entry has {SQE_BYTES} bytes, not {len(data)}")
-        fields = _SQE.unpack(data)
-        opcode, flags, cid, nsid, cdw2, cdw3, mptr, address, length_bytes, kind = fields[:10]
+        opcode, flags, cid, nsid, cdw2, cdw3, mptr, address, length_bytes, kind, *dwords = _SQE.unpack(data)
         sgl = Sgl(address, length_bytes, kind)
-        return cls(opcode, cid, nsid, sgl, *fields[10:], flags, cdw2, cdw3, mptr)
+        d10, d11, d12, d13, d14, d15 = dwords
+        return cls(opcode, cid, nsid, sgl, d10, d11, d12, d13, d14, d15, flags, cdw2, cdw3, mptr)
 
 
 @dataclass(frozen=True, slots=True)
