@@ -1,11 +1,11 @@
 """The vocabulary of the engine: identifiers, requests, outcomes. Pure data, no behaviour.
 
-    object      the bytes stored under one identity (namespace, scope, key)
-    unit (AU)   allocation unit of the data area; an object's extents are runs of whole units
-    slot        index of an object in the parallel arrays of the index; reused, hence:
-    generation  number that tells two objects apart that had the same slot at different times
-    pin         an I/O in flight that covers an object's extents; lease: a client's promise to read them soon
-    lsn         log sequence number of a durable record; a reply that waits for it says so
+object      the bytes stored under one identity (namespace, scope, key)
+unit (AU)   allocation unit of the data area; an object's extents are runs of whole units
+slot        index of an object in the parallel arrays of the index; reused, hence:
+generation  number that tells two objects apart that had the same slot at different times
+pin         an I/O in flight that covers an object's extents; lease: a client's promise to read them soon
+lsn         log sequence number of a durable record; a reply that waits for it says so
 """
 
 from __future__ import annotations

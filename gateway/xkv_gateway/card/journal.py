@@ -1,0 +1,27 @@
+"""Where durable records go: the contract, and the journal of a card that does not keep any yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xkv_gateway.core.records import Record
+    from xkv_gateway.core.types import Lsn
+
+
+class Journal(Protocol):
+    """Takes the records of one turn of the loop as one batch (group commit)."""
+
+    def submit(self, records: Sequence[Record], last_lsn: Lsn, durable: Callable[[Lsn], None]) -> None:
+        """Write the batch; call `durable(last_lsn)` from the loop when it, and all before it, survive a power loss."""
+        ...
+
+
+class VolatileJournal:
+    """Keeps nothing: every record counts as durable at once, and a restart is cold."""
+
+    def submit(self, records: Sequence[Record], last_lsn: Lsn, durable: Callable[[Lsn], None]) -> None:  # noqa: ARG002
+        """Call `durable` right away."""
+        durable(last_lsn)

@@ -1,0 +1,119 @@
+"""Stores: room reserved, payloads written, then committed; acknowledged once the record is durable."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from xkv_gateway.card.checksum import checksums
+from xkv_gateway.card.transfer import settles_at_ns
+from xkv_gateway.core.types import NO_LSN, BeginStore, StoreStatus, WritePlan
+from xkv_nvmeof.blockdev import DeviceState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xkv_gateway.card.store import CardStore
+
+CANCELLED_WRITE_HOLD_NS = 60_000_000_000
+"""How long the space of a write that was given up in the middle stays out of use (longer than any association lives on)."""
+
+
+class Save:
+    """One admitted store. Admission is synchronous, so that what arrives later takes effect later.
+
+    Args:
+        store: the card store.
+        request: keys and sizes.
+        payloads: one buffer a key, of exactly its size. They belong to the store until `run` ends.
+        deadline_ns: what found no room by then is `no_space`.
+
+    Raises:
+        CardOffline: nothing was reserved.
+    """
+
+    def __init__(
+        self, store: CardStore, request: BeginStore, payloads: Sequence[memoryview], deadline_ns: int
+    ) -> None:
+        store.require_online()
+        self._store = store
+        self._request = request
+        self._payloads = payloads
+        self._deadline_ns = deadline_ns
+        self._results: list[StoreStatus | None] = [None] * len(payloads)
+        self._outcome = store.engine.begin_store(request, store.clock())
+        store.changed()  # what was evicted for it is recorded, even if nothing else happens
+
+    async def run(self) -> list[StoreStatus]:
+        """Write and commit. Returns one status a key; never raises but when cancelled."""
+        left = list(range(len(self._payloads)))
+        while True:
+            plans: dict[int, WritePlan] = {}
+            waiting: list[int] = []
+            for index, entry in zip(left, self._outcome.entries, strict=True):
+                if isinstance(entry, WritePlan):
+                    plans[index] = entry
+                elif entry is None:
+                    waiting.append(index)
+                else:
+                    self._results[index] = entry
+            if plans:
+                await self._write(plans)
+            if not waiting:
+                break
+            left = waiting
+            if not await self._await_room():
+                for index in left:
+                    self._results[index] = StoreStatus.NO_SPACE
+                break
+            self._admit_again(left)
+        return [StoreStatus.IO_ERROR if status is None else status for status in self._results]
+
+    async def _await_room(self) -> bool:
+        if self._store.device.state is not DeviceState.ONLINE:
+            return False
+        lsn = self._outcome.wait_lsn
+        if lsn == NO_LSN:
+            return await self._store.room(self._deadline_ns)
+        delay_s = (self._deadline_ns - self._store.clock()) / 1e9
+        try:
+            async with asyncio.timeout(max(0.0, delay_s)):
+                await self._store.durable(lsn)
+        except TimeoutError:
+            return False
+        return True
+
+    def _admit_again(self, left: Sequence[int]) -> None:
+        request = BeginStore(
+            self._request.namespace,
+            self._request.scope,
+            [self._request.keys[index] for index in left],
+            [self._request.sizes_bytes[index] for index in left],
+        )
+        self._outcome = self._store.engine.begin_store(request, self._store.clock())
+        self._store.changed()
+
+    async def _write(self, plans: dict[int, WritePlan]) -> None:
+        engine = self._store.engine
+        unsettled = dict(plans)
+        try:
+            sums = dict(zip(plans, await checksums([self._payloads[index] for index in plans]), strict=True))
+            failures = await self._store.transfer.write(
+                [(index, plan.extents, self._payloads[index]) for index, plan in plans.items()]
+            )
+            for index, error in failures.items():
+                engine.abort_store([unsettled.pop(index)], self._store.clock(), settles_at_ns(error))
+                self._results[index] = StoreStatus.IO_ERROR
+            written = list(unsettled)
+            outcome = engine.commit_store(
+                [plans[index] for index in written], [sums[index] for index in written], self._store.clock()
+            )
+            unsettled.clear()
+        finally:
+            if unsettled:
+                now_ns = self._store.clock()
+                engine.abort_store(list(unsettled.values()), now_ns, now_ns + CANCELLED_WRITE_HOLD_NS)
+            self._store.space_may_be_free()
+        await self._store.durable(outcome.lsn)
+        for index, status in zip(written, outcome.statuses, strict=True):
+            self._results[index] = status

@@ -1,0 +1,190 @@
+"""The card store: the pure engine joined to a block device and a journal.
+
+Every mutation of the engine happens synchronously inside one turn of the loop. What it recorded goes to the journal
+as one batch at the end of that turn (group commit), and what waits for it is called when the batch is durable:
+
+    admit (sync)  ->  I/O (async)  ->  finish (sync)  ->  end of turn: one journal batch  ->  durable: replies
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from xkv_gateway.card.transfer import Transfer
+from xkv_gateway.core.types import NO_LSN, LookupMode, LookupOutcome
+from xkv_nvmeof.blockdev import DeviceState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_gateway.card.journal import Journal
+    from xkv_gateway.card.runs import DataArea
+    from xkv_gateway.core.engine import Engine
+    from xkv_gateway.core.types import BeginLoad, Delete, DeleteOutcome, LeaseId, Lookup, Lsn, ReadPlan
+    from xkv_nvmeof.blockdev import BlockDevice
+
+TICK_DELAY_MIN_NS = 1_000_000
+
+
+class CardOffline(Exception):  # noqa: N818
+    """What writes cannot be done while the card is away."""
+
+
+class CardStore:
+    """Lookups, pins, leases and durability over one card. All methods are called from the loop."""
+
+    def __init__(
+        self, engine: Engine, device: BlockDevice, area: DataArea, journal: Journal, clock: Callable[[], int]
+    ) -> None:
+        self.engine = engine
+        self.device = device
+        self.transfer = Transfer(device, area)
+        self.clock = clock
+        self._journal = journal
+        self._waiting: list[tuple[Lsn, Callable[[], None]]] = []
+        self._room: list[asyncio.Future[None]] = []
+        self._turn_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ns = 0
+        self._loop = asyncio.get_running_loop()
+
+    # --- requests that need no I/O ------------------------------------------------------------------------
+
+    @property
+    def online(self) -> bool:
+        """Whether the card can be reached now."""
+        return self.device.state is DeviceState.ONLINE
+
+    def lookup(self, request: Lookup) -> LookupOutcome:
+        """Answer a lookup. While the card is offline everything is a miss, at once (R10)."""
+        if not self.online:
+            each = request.mode is LookupMode.EACH
+            return LookupOutcome(0, [None] * len(request.keys) if each else [], None, 0)
+        outcome = self.engine.lookup(request, self.clock())
+        if outcome.lease is not None:
+            self._arm_timer()
+        return outcome
+
+    def delete(self, request: Delete, done: Callable[[], None]) -> DeleteOutcome:
+        """Forget the keys: lookups miss from now on; `done` is called when that survives a restart.
+
+        Raises:
+            CardOffline: nothing was changed.
+        """
+        self.require_online()
+        outcome = self.engine.delete(request, self.clock())
+        self.when_durable(outcome.lsn, done)
+        return outcome
+
+    def renew(self, lease: LeaseId, ttl_ns: int) -> int:
+        """Extend a lease; returns the granted time in ns. Raises UnknownLease."""
+        granted_ns = self.engine.renew(lease, ttl_ns, self.clock())
+        self._arm_timer()
+        return granted_ns
+
+    def release(self, lease: LeaseId) -> None:
+        """End a lease. Raises UnknownLease."""
+        self.engine.release(lease, self.clock())
+        self.changed()
+
+    def begin_load(self, request: BeginLoad) -> list[ReadPlan | None]:
+        """Pin what the load will read; everything is a miss while the card is offline."""
+        if not self.online:
+            return [None] * len(request.keys)
+        return self.engine.begin_load(request, self.clock())
+
+    def require_online(self) -> None:
+        """Raise CardOffline unless the card can be reached now."""
+        if not self.online:
+            raise CardOffline
+
+    # --- durability and time ------------------------------------------------------------------------------
+
+    def when_durable(self, lsn: Lsn, done: Callable[[], None]) -> None:
+        """Call `done` from the loop once `lsn` is durable; at once for NO_LSN."""
+        if lsn == NO_LSN:
+            done()
+            return
+        self._waiting.append((lsn, done))
+        self.changed()
+
+    async def durable(self, lsn: Lsn) -> None:
+        """Return once `lsn` is durable."""
+        if lsn == NO_LSN:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.when_durable(lsn, lambda: None if future.done() else future.set_result(None))
+        await future
+
+    async def room(self, deadline_ns: int) -> bool:
+        """Wait until space may have become free. False when the deadline passed first."""
+        delay_s = (deadline_ns - self.clock()) / 1e9
+        if delay_s <= 0:
+            return False
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._room.append(future)
+        self.changed()
+        done, _ = await asyncio.wait((future,), timeout=delay_s)
+        if not done:
+            self._room.remove(future)
+        return bool(done)
+
+    def changed(self) -> None:
+        """Note that the engine was changed: what it recorded is submitted at the end of this turn."""
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn_scheduled = False
+        records = self.engine.take_records()
+        if records:
+            self._journal.submit(records, self.engine.last_lsn, self._durable_up_to)
+        self._arm_timer()
+
+    def _durable_up_to(self, lsn: Lsn) -> None:
+        self.engine.persisted(lsn, self.clock())
+        ready = [done for waits_for, done in self._waiting if waits_for <= lsn]
+        self._waiting = [entry for entry in self._waiting if entry[0] > lsn]
+        for done in ready:
+            done()
+        self._wake_room()
+        self.changed()  # freed extents are records too
+
+    def _wake_room(self) -> None:
+        waiting, self._room = self._room, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def space_may_be_free(self) -> None:
+        """Let stores that wait for room look again (an I/O or a lease ended)."""
+        if self._room:
+            self._wake_room()
+        self.changed()
+
+    def _arm_timer(self) -> None:
+        deadline_ns = self.engine.next_deadline()
+        if deadline_ns is None:
+            return
+        if self._timer is not None:
+            if self._timer_at_ns <= deadline_ns:
+                return
+            self._timer.cancel()
+        # The floor keeps a deadline that stays in the past (nothing evictable now) from spinning the loop.
+        delay_s = max(TICK_DELAY_MIN_NS, deadline_ns - self.clock()) / 1e9
+        self._timer_at_ns = deadline_ns
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.engine.tick(self.clock())
+        self._wake_room()
+        self.changed()
+
+    def close(self) -> None:
+        """Stop the timer. Waiters are left to their own deadlines."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
