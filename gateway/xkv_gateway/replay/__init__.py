@@ -1,0 +1,1 @@
+"""The main job on real input: a trace of block hashes, played against a running gateway as a connector would."""
