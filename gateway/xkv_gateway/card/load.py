@@ -58,12 +58,19 @@ class Load:
         try:
             results = await self._read(corrupt)
         finally:
-            held = [plan for plan in self._plans if plan is not None]
-            if held:
-                self._store.engine.end_load(held, corrupt, self._store.clock())
-                self._store.space_may_be_free()
+            self._unpin(corrupt)
         self._zero_what_failed(results)
         return results
+
+    def give_up(self) -> None:
+        """Unpin without reading, instead of `run`."""
+        self._unpin([])
+
+    def _unpin(self, corrupt: Sequence[ReadPlan]) -> None:
+        held = [plan for plan in self._plans if plan is not None]
+        if held:
+            self._store.engine.end_load(held, corrupt, self._store.clock())
+            self._store.space_may_be_free()
 
     async def _read(self, corrupt: list[ReadPlan]) -> list[Loaded]:
         results = [Loaded(LoadStatus.MISS) for _ in self._plans]

@@ -66,15 +66,15 @@ class CardStore:
             self._arm_timer()
         return outcome
 
-    def delete(self, request: Delete, done: Callable[[], None]) -> DeleteOutcome:
-        """Forget the keys: lookups miss from now on; `done` is called when that survives a restart.
+    def delete(self, request: Delete) -> DeleteOutcome:
+        """Forget the keys: lookups miss from now on. It survives a restart once the outcome's `lsn` is durable.
 
         Raises:
             CardOffline: nothing was changed.
         """
         self.require_online()
         outcome = self.engine.delete(request, self.clock())
-        self.when_durable(outcome.lsn, done)
+        self.changed()
         return outcome
 
     def renew(self, lease: LeaseId, ttl_ns: int) -> int:

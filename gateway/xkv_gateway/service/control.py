@@ -1,0 +1,315 @@
+"""The control service: requests of the control protocol, carried out on the card store.
+
+What a request changes, it changes while `handle` runs, in the order of arrival; only the I/O happens later, in a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
+
+from xkv_gateway.card.load import Load
+from xkv_gateway.card.save import Save
+from xkv_gateway.card.store import CardOffline
+from xkv_gateway.core.errors import UnknownLease
+from xkv_gateway.core.types import BeginLoad, BeginStore, LeaseId, LoadStatus
+from xkv_gateway.core.types import Delete as DeleteKeys
+from xkv_gateway.core.types import Lookup as LookupKeys
+from xkv_gateway.core.types import LookupMode as CountMode
+from xkv_gateway.service.order import ConnectionOrder, Footprint
+from xkv_rpc import messages as m
+from xkv_rpc.errors import ErrorCode, RpcError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from xkv_gateway.card.store import CardStore
+    from xkv_rpc.calls import Call
+    from xkv_rpc.messages import PeerId
+
+_log = logging.getLogger(__name__)
+
+NS_PER_MS = 1_000_000
+CORE_MODE = {m.LookupMode.PREFIX: CountMode.PREFIX, m.LookupMode.EACH: CountMode.EACH}
+BUSY_RETRY_AFTER_MS = 20
+"""About as long as a full set of inline loads takes on a card of ordinary speed."""
+
+
+class Region(Protocol):
+    """Shared memory of a client, kept mapped while it is pinned."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the region."""
+        ...
+
+    def view(self, offset_bytes: int, length_bytes: int) -> memoryview:
+        """Return that range, writable."""
+        ...
+
+    def pin(self) -> None:
+        """Keep the mapping until `unpin`, also if the client goes away."""
+        ...
+
+    def unpin(self) -> None:
+        """Undo one `pin`."""
+        ...
+
+
+class Regions(Protocol):
+    """Who knows the regions."""
+
+    def find(self, token: bytes) -> Region | None:
+        """Return the region of this token, or None."""
+        ...
+
+
+class ControlService:
+    """The handler behind the control port.
+
+    Args:
+        store: the card store.
+        hello: makes the reply to `hello`.
+        regions: the regions that clients have attached.
+        limits: the limits told in `hello`.
+        store_wait_ns: how long a store waits for room before it is `no_space`.
+        inline_loads_bytes_max: payload bytes that all inline loads together may hold in memory while they are read.
+    """
+
+    def __init__(
+        self,
+        store: CardStore,
+        hello: Callable[[], m.HelloReply],
+        regions: Regions,
+        limits: m.Limits,
+        *,
+        store_wait_ns: int,
+        inline_loads_bytes_max: int,
+    ) -> None:
+        self._store = store
+        self._hello = hello
+        self._regions = regions
+        self._limits = limits
+        self._store_wait_ns = store_wait_ns
+        self._inline_loads_bytes_max = inline_loads_bytes_max
+        self._inline_loads_bytes = 0
+        self._orders: dict[PeerId, ConnectionOrder[Call]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- arrival --------------------------------------------------------------------------------------------
+
+    def handle(self, call: Call) -> None:
+        """Take a request (see `xkv_rpc.calls.Handler`)."""
+        request = call.request
+        if isinstance(request, m.Hello):
+            call.reply(self._hello())
+            return
+        if isinstance(request, m.Ping):
+            call.reply(m.PingReply())
+            return
+        order = self._orders.get(call.peer)
+        if order is None:
+            if not isinstance(request, m.Store):
+                self._start(call)
+                return
+            order = self._orders[call.peer] = ConnectionOrder()
+        if order.arrive(call, _footprint(request)):
+            self._start(call)
+
+    def _start(self, call: Call) -> None:
+        request = call.request
+        try:
+            match request:
+                case m.Lookup():
+                    self._lookup(call, request)
+                case m.Load():
+                    self._load(call, request)
+                case m.Store():
+                    self._save(call, request)
+                case m.Delete():
+                    self._delete(call, request)
+                case m.Renew():
+                    granted_ns = self._store.renew(LeaseId(request.lease), request.lease_ms * NS_PER_MS)
+                    call.reply(m.RenewReply(granted_ns // NS_PER_MS))
+                case m.Release():
+                    self._store.release(LeaseId(request.lease))
+                    call.reply(m.ReleaseReply())
+                case m.Hello() | m.Ping():
+                    raise AssertionError("answered on arrival")
+        except RpcError as error:
+            self._refuse(call, error)
+        except CardOffline:
+            self._refuse(
+                call, RpcError(ErrorCode.CARD_OFFLINE, "the card cannot be reached; try again later")
+            )
+        except UnknownLease:
+            self._refuse(
+                call,
+                RpcError(
+                    ErrorCode.UNKNOWN_LEASE, "no such lease, or it can no longer be kept", field="lease"
+                ),
+            )
+
+    def _refuse(self, call: Call, error: RpcError) -> None:
+        call.fail(error)
+        if isinstance(call.request, m.Store):
+            self._finished(call)
+
+    def _finished(self, call: Call) -> None:
+        """Note that a store has taken effect (or never will) and start what waited for it."""
+        order = self._orders[call.peer]
+        footprint = _footprint(call.request)
+        assert footprint is not None
+        for waiting in order.finished(footprint):
+            self._start(waiting)
+        if order.idle:
+            self._orders.pop(call.peer, None)
+
+    # --- operations -----------------------------------------------------------------------------------------
+
+    def _lookup(self, call: Call, request: m.Lookup) -> None:
+        outcome = self._store.lookup(
+            LookupKeys(
+                request.ns, request.scope, request.keys, CORE_MODE[request.mode], request.lease_ms * NS_PER_MS
+            )
+        )
+        call.reply(
+            m.LookupReply(outcome.hits, outcome.sizes_bytes, outcome.lease, outcome.lease_ttl_ns // NS_PER_MS)
+        )
+
+    def _delete(self, call: Call, request: m.Delete) -> None:
+        outcome = self._store.delete(DeleteKeys(request.ns, request.scope, request.keys))
+        reply = m.DeleteReply(outcome.deleted)
+        self._store.when_durable(outcome.lsn, lambda: call.reply(reply))
+
+    def _load(self, call: Call, request: m.Load) -> None:
+        lease = None if request.lease is None else LeaseId(request.lease)
+        keys = BeginLoad(request.ns, request.scope, request.keys, lease)
+        if request.region is not None:
+            region = self._region(request.region)
+            rooms = _views(region, request.offsets, request.lengths)
+            load = Load(self._store, keys, rooms)
+            region.pin()
+            self._spawn(call, self._finish_load(call, load), region.unpin)
+            return
+        load = Load(self._store, keys, None)
+        try:
+            self._admit_inline(load.payload_bytes)
+        except RpcError:
+            load.give_up()
+            raise
+        self._spawn(call, self._finish_load(call, load), partial(self._give_back, load.payload_bytes))
+
+    async def _finish_load(self, call: Call, load: Load) -> None:
+        results = await load.run()
+        payloads = [r.payload for r in results if r.status is LoadStatus.OK and r.payload is not None]
+        sizes: list[int | None] = [None if r.status is LoadStatus.MISS else r.size_bytes for r in results]
+        inline = cast("m.Load", call.request).region is None
+        call.reply(m.LoadReply([r.status.value for r in results], sizes), payloads if inline else ())
+
+    def _admit_inline(self, payload_bytes: int) -> None:
+        if payload_bytes > self._limits.inline_bytes:
+            raise RpcError(
+                ErrorCode.TOO_LARGE,
+                f"the objects have {payload_bytes} bytes, and {self._limits.inline_bytes} fit into one message:"
+                " ask for fewer, or use a region",
+                field="keys",
+            )
+        if self._inline_loads_bytes + payload_bytes > self._inline_loads_bytes_max:
+            raise RpcError(
+                ErrorCode.BUSY, "too many inline loads are being read", retry_after_ms=BUSY_RETRY_AFTER_MS
+            )
+        self._inline_loads_bytes += payload_bytes
+
+    def _give_back(self, payload_bytes: int) -> None:
+        self._inline_loads_bytes -= payload_bytes
+
+    def _save(self, call: Call, request: m.Store) -> None:
+        region: Region | None = None
+        payloads = call.payloads
+        if request.region is not None:
+            region = self._region(request.region)
+            payloads = _views(region, request.offsets, request.sizes)
+        keys = BeginStore(request.ns, request.scope, request.keys, request.sizes)
+        save = Save(self._store, keys, payloads, self._store.clock() + self._store_wait_ns)
+        done: Callable[[], None] | None = None
+        if region is not None:
+            region.pin()
+            done = region.unpin
+        self._spawn(call, self._finish_save(call, save), done)
+
+    async def _finish_save(self, call: Call, save: Save) -> None:
+        results = await save.run()
+        call.reply(m.StoreReply([status.value for status in results]))
+
+    def _region(self, token: bytes) -> Region:
+        region = self._regions.find(token)
+        if region is None:
+            raise RpcError(
+                ErrorCode.UNKNOWN_REGION, "no such region: its connection was closed", field="region"
+            )
+        return region
+
+    # --- tasks ----------------------------------------------------------------------------------------------
+
+    def _spawn(self, call: Call, work: Coroutine[None, None, None], done: Callable[[], None] | None) -> None:
+        task = asyncio.create_task(self._guarded(call, work, done))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(
+        self, call: Call, work: Coroutine[None, None, None], done: Callable[[], None] | None
+    ) -> None:
+        """Run the work of one request; whatever happens, the request is answered once and its resources go back."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not call.answered:
+                call.fail(RpcError(ErrorCode.DRAINING, "the gateway is shutting down"))
+            raise
+        except Exception:
+            # The boundary of a control request: one bad request must not end the daemon.
+            _log.exception("a %s request failed", type(call.request).__name__.lower())
+            if not call.answered:
+                call.fail(
+                    RpcError(ErrorCode.INTERNAL, "the gateway failed on this request; its log says why")
+                )
+        finally:
+            if done is not None:
+                done()
+            if isinstance(call.request, m.Store):
+                self._finished(call)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait for the requests in flight; cancel what is left after `timeout_s`. True: nothing had to be cancelled."""
+        if not self._tasks:
+            return True
+        _, left = await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        return not left
+
+
+def _footprint(request: m.Request) -> Footprint | None:
+    match request:
+        case m.Lookup() | m.Load() | m.Delete():
+            return Footprint(request.ns, request.scope, request.keys, writes=False)
+        case m.Store():
+            return Footprint(request.ns, request.scope, request.keys, writes=True)
+        case _:
+            return None
+
+
+def _views(region: Region, offsets: list[int], lengths: list[int]) -> list[memoryview]:
+    size_bytes = region.size_bytes
+    for offset_bytes, length_bytes in zip(offsets, lengths, strict=True):
+        if offset_bytes + length_bytes > size_bytes:
+            raise RpcError(
+                ErrorCode.BAD_REQUEST,
+                f"the range {offset_bytes}+{length_bytes} ends beyond the region of {size_bytes} bytes",
+                field="offsets",
+            )
+    return list(map(region.view, offsets, lengths))
