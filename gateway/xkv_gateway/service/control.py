@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, assert_never, cast
 
 from xkv_gateway.card.load import Load
 from xkv_gateway.card.save import Save
@@ -119,25 +119,8 @@ class ControlService:
             self._start(call)
 
     def _start(self, call: Call) -> None:
-        request = call.request
         try:
-            match request:
-                case m.Lookup():
-                    self._lookup(call, request)
-                case m.Load():
-                    self._load(call, request)
-                case m.Store():
-                    self._save(call, request)
-                case m.Delete():
-                    self._delete(call, request)
-                case m.Renew():
-                    granted_ns = self._store.renew(LeaseId(request.lease), request.lease_ms * NS_PER_MS)
-                    call.reply(m.RenewReply(granted_ns // NS_PER_MS))
-                case m.Release():
-                    self._store.release(LeaseId(request.lease))
-                    call.reply(m.ReleaseReply())
-                case m.Hello() | m.Ping():
-                    raise AssertionError("answered on arrival")
+            self._dispatch(call)
         except RpcError as error:
             self._refuse(call, error)
         except CardOffline:
@@ -145,12 +128,32 @@ class ControlService:
                 call, RpcError(ErrorCode.CARD_OFFLINE, "the card cannot be reached; try again later")
             )
         except UnknownLease:
-            self._refuse(
-                call,
-                RpcError(
-                    ErrorCode.UNKNOWN_LEASE, "no such lease, or it can no longer be kept", field="lease"
-                ),
-            )
+            message = "no such lease, or it can no longer be kept"
+            self._refuse(call, RpcError(ErrorCode.UNKNOWN_LEASE, message, field="lease"))
+        except Exception:  # noqa: BLE001 - the boundary of a control request (with `_guarded`, its asynchronous half)
+            self._refuse(call, _internal(call))
+
+    def _dispatch(self, call: Call) -> None:
+        request = call.request
+        match request:
+            case m.Lookup():
+                self._lookup(call, request)
+            case m.Load():
+                self._load(call, request)
+            case m.Store():
+                self._save(call, request)
+            case m.Delete():
+                self._delete(call, request)
+            case m.Renew():
+                granted_ns = self._store.renew(LeaseId(request.lease), request.lease_ms * NS_PER_MS)
+                call.reply(m.RenewReply(granted_ns // NS_PER_MS))
+            case m.Release():
+                self._store.release(LeaseId(request.lease))
+                call.reply(m.ReleaseReply())
+            case m.Hello() | m.Ping():
+                raise AssertionError("answered on arrival")
+            case _:
+                assert_never(request)
 
     def _refuse(self, call: Call, error: RpcError) -> None:
         call.fail(error)
@@ -269,13 +272,10 @@ class ControlService:
             if not call.answered:
                 call.fail(RpcError(ErrorCode.DRAINING, "the gateway is shutting down"))
             raise
-        except Exception:
-            # The boundary of a control request: one bad request must not end the daemon.
-            _log.exception("a %s request failed", type(call.request).__name__.lower())
+        except Exception:  # noqa: BLE001 - the boundary of a control request: one of them must not end the daemon
+            error = _internal(call)
             if not call.answered:
-                call.fail(
-                    RpcError(ErrorCode.INTERNAL, "the gateway failed on this request; its log says why")
-                )
+                call.fail(error)
         finally:
             if done is not None:
                 done()
@@ -291,6 +291,12 @@ class ControlService:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         return not left
+
+
+def _internal(call: Call) -> RpcError:
+    """Log the exception that is being handled; return what the client hears of it."""
+    _log.exception("a %s request failed", type(call.request).__name__.lower())
+    return RpcError(ErrorCode.INTERNAL, "the gateway failed on this request; its log says why")
 
 
 def _footprint(request: m.Request) -> Footprint | None:
