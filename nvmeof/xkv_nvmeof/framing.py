@@ -109,7 +109,8 @@ class FrameReader:
 
     def __init__(self, limits: FramingLimits) -> None:
         self._limits = limits
-        self._wire = PLAIN
+        self.wire = PLAIN
+        """How the peer lays out its PDUs."""
         self._established = False
         self._setup_seen = False
         self._stage = _Stage.HEADER
@@ -127,7 +128,7 @@ class FrameReader:
         """Go on after the setup with the digests that were granted and the alignment that was asked for."""
         assert self._setup_seen
         assert not self._established
-        self._wire = wire
+        self.wire = wire
         self._established = True
 
     @property
@@ -231,7 +232,7 @@ class FrameReader:
         return header_bytes + (digest.DIGEST_BYTES if self._digested(number) else 0)
 
     def _digested(self, number: int) -> bool:
-        return self._wire.header_digest and number != self._limits.terminate
+        return self.wire.header_digest and number != self._limits.terminate
 
     def _accept(self, data: memoryview, at: int) -> Pdu | None:
         """Judge a complete header and go to what follows it."""
@@ -264,10 +265,10 @@ class FrameReader:
         flags, pdo, plen = fields
         term = kind == self._limits.terminate
         optional = term or kind is PduType.CAPSULE_CMD
-        self._pdu_digest = self._wire.data_digest and not term
+        self._pdu_digest = self.wire.data_digest and not term
         if optional and plen == region and not flags & 2:
             return decode(kind, data, at, 0)
-        alignment = 1 if term else self._wire.alignment_bytes
+        alignment = 1 if term else self.wire.alignment_bytes
         if term and pdo == 0:
             pdo = region
         if pdo < region or pdo % alignment or pdo > _MAX_HEADER_REGION_BYTES:

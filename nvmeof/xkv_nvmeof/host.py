@@ -1,0 +1,256 @@
+"""The host side of one queue pair (NVMe/TCP Transport 1.0, 3.3 to 3.5): pure, no I/O, no clock.
+
+The owner of the socket feeds what it receives, sends what `outbox` holds, and collects `take_finished`. Every
+exchange that was submitted appears there exactly once, whatever happens. Time comes in as deadlines of exchanges and
+as the argument of `expire`. After a failure `failure` says why; a TermReq may be left in the outbox.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from xkv_nvmeof.framing import DataEnd, FrameReader, host_limits
+from xkv_nvmeof.host_checks import (
+    CID_OF_DATA,
+    CID_OF_RESPONSE,
+    bad_head,
+    judge_data,
+    judge_r2t,
+    judge_setup,
+    judge_success,
+    not_in_flight,
+)
+from xkv_nvmeof.host_command import NO_DEADLINE, Exchange, cut
+from xkv_nvmeof.host_settings import (
+    ClosedByHost,
+    DeadlinePassed,
+    DigestPolicy,
+    NegotiationRefused,
+    PeerTerminated,
+    QueueSettings,
+)
+from xkv_nvmeof.host_states import OVER, QueueEvent, QueueState, advance
+from xkv_nvmeof.host_table import CommandTable
+from xkv_nvmeof.pdu import (
+    R2T,
+    C2HData,
+    C2HTermReq,
+    CapsuleResp,
+    H2CData,
+    H2CTermReq,
+    ICReq,
+    ICResp,
+    PeerViolation,
+    WireFormat,
+    encode,
+    encode_h2c_data,
+)
+
+if TYPE_CHECKING:
+    from xkv_nvmeof.framing import Event
+    from xkv_nvmeof.host_outbox import Outbox
+
+_CQE: Final = Struct("<QHHHH")
+MAX_DIRECT_VIEWS: Final = 64
+"""Buffers of a read that one system call fills."""
+
+
+class HostQueue:
+    """One queue pair, host side. See the module's docstring for how it is driven."""
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self._settings = settings
+        self.state = QueueState.NEW
+        self.failure: Exception | None = None
+        self.granted: ICResp | None = None
+        """The ICResp that was accepted."""
+        self._table = CommandTable(settings.entries, flow_control=settings.flow_control)
+        self.outbox: Outbox = self._table.outbox
+        self._reader = FrameReader(host_limits(settings.max_receive_bytes))
+        self._setup_deadline_ns = NO_DEADLINE
+        self._connect: Exchange | None = None
+        self._reading: tuple[Exchange, C2HData] | None = None
+
+    def start(self, deadline_ns: int) -> None:
+        """Queue the ICReq; the ICResp must come before `deadline_ns`."""
+        self.state = advance(self.state, QueueEvent.START)
+        settings = self._settings
+        self._setup_deadline_ns = deadline_ns
+        request = ICReq(
+            settings.alignment_dwords,
+            settings.header_digest is not DigestPolicy.OFF,
+            settings.data_digest is not DigestPolicy.OFF,
+            settings.max_r2t,
+        )
+        self.outbox.put(encode(request))
+
+    def submit_connect(self, exchange: Exchange) -> None:
+        """Send the Fabrics Connect; the queue pair is ready when it completes with success (Base 6.3)."""
+        assert self.state is QueueState.CONNECTING
+        assert self._connect is None
+        self._connect = exchange
+        self._table.submit(exchange, in_capsule=True)
+
+    def submit(self, exchange: Exchange) -> None:
+        """Send a command. The queue must be ready and have room."""
+        assert self.state is QueueState.READY
+        self._table.submit(exchange, in_capsule=0 < exchange.send_bytes <= self._settings.in_capsule_bytes)
+
+    @property
+    def room(self) -> int:
+        """How many commands may be submitted now."""
+        return self._table.slots.room if self.state is QueueState.READY else 0
+
+    def receive(self, chunk: memoryview) -> None:
+        """Handle bytes of the connection. `chunk` may be reused afterwards."""
+        if self.state in OVER:
+            return
+        reader = self._reader
+        try:
+            reader.feed(chunk)
+            while (event := reader.next_event()) is not None:
+                if type(event) is memoryview:
+                    assert self._reading is not None
+                    self._reading[0].place(event)
+                else:
+                    self._handle(event)
+                    if self.failure is not None:
+                        return
+        except (PeerViolation, NegotiationRefused) as failure:
+            self.fail(failure)
+
+    def direct_views(self) -> list[memoryview]:
+        """Return where the connection's next bytes belong, when they are data of a read; else nothing."""
+        pending = self._reader.data_pending_bytes
+        reading = self._reading
+        if not pending or reading is None:
+            return []
+        return reading[0].direct_views(pending, MAX_DIRECT_VIEWS)
+
+    def direct_received(self, views: list[memoryview], count: int) -> None:
+        """Tell that `count` bytes were received into `views`, the answer of `direct_views`."""
+        reading = self._reading
+        assert reading is not None
+        self._reader.data_placed(*cut(views, 0, count))
+        reading[0].placed(count)
+        if not self._reader.data_pending_bytes:
+            self.receive(memoryview(b""))
+
+    def sent(self, count: int) -> None:
+        """Tell that the connection took the next `count` bytes of the outbox."""
+        self._table.sent(count)
+
+    def take_finished(self) -> list[Exchange]:
+        """Return the exchanges that ended since the last call, in order."""
+        return self._table.take_finished()
+
+    def next_deadline_ns(self) -> int:
+        """Return the earliest moment at which `expire` would fail the queue pair (`NO_DEADLINE`: none)."""
+        return min(self._table.next_deadline_ns(), self._setup_deadline_ns)
+
+    def expire(self, now_ns: int) -> None:
+        """Fail the queue pair when a deadline has passed."""
+        if self.state not in OVER and self.next_deadline_ns() <= now_ns:
+            self.fail(DeadlinePassed(f"no answer in time while {self.state.value}"))
+
+    def fail(self, failure: Exception) -> None:
+        """End the queue pair; a protocol error is told to the peer. A second failure changes nothing."""
+        if self.state in OVER:
+            return
+        closed = isinstance(failure, ClosedByHost)
+        self.state = advance(self.state, QueueEvent.CLOSE if closed else QueueEvent.FAIL)
+        self.failure = failure
+        self._setup_deadline_ns = NO_DEADLINE
+        self._reading = None
+        between_pdus = self._table.fail_all()
+        if isinstance(failure, PeerViolation) and between_pdus:
+            told = H2CTermReq(failure.fatal_status, failure.field_offset_bytes, failure.header)
+            self.outbox.put(encode(told))
+
+    # -- what the controller sends -----------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case C2HData():
+                self._on_data(event)
+            case DataEnd():
+                self._on_data_end(event)
+            case CapsuleResp():
+                self._on_response(event)
+            case R2T():
+                self._on_r2t(event)
+            case ICResp():
+                self._on_setup(event)
+            case C2HTermReq():
+                status, place = event.fatal_status, event.field_offset_bytes
+                reason = f"the controller ended the connection: fatal error status {status}, field {place}"
+                self.fail(PeerTerminated(reason, fatal_status=status, field_offset_bytes=place))
+            case _:
+                raise AssertionError(f"framing let {type(event).__name__} through")
+
+    def _on_setup(self, granted: ICResp) -> None:
+        settings = self._settings
+        judge_setup(settings, granted)
+        digests = granted.header_digest, granted.data_digest
+        self.granted = granted
+        self.outbox.wire = WireFormat(*digests, granted.alignment_dwords * 4)
+        self._reader.establish(WireFormat(*digests, settings.alignment_dwords * 4))
+        self._setup_deadline_ns = NO_DEADLINE
+        self.state = advance(self.state, QueueEvent.IC_GRANTED)
+
+    def _on_data(self, pdu: C2HData) -> None:
+        exchange = self._table.find(pdu.command_id)
+        if exchange is None:
+            raise not_in_flight(pdu.command_id, pdu, CID_OF_DATA, self._reader.wire)
+        judge_data(exchange, pdu, self._reader.wire, flow_control=self._settings.flow_control)
+        exchange.saw_last = pdu.last
+        self._reading = (exchange, pdu)
+
+    def _on_data_end(self, end: DataEnd) -> None:
+        assert self._reading is not None
+        exchange, pdu = self._reading
+        self._reading = None
+        if end is DataEnd.CORRUPT:
+            exchange.corrupt = True
+        if pdu.success:
+            exchange.status = exchange.result = 0
+            self._table.complete(exchange)
+
+    def _on_response(self, pdu: CapsuleResp) -> None:
+        table, wire = self._table, self._reader.wire
+        result, head, _qid, cid, field = _CQE.unpack(pdu.cqe)
+        exchange = table.find(cid)
+        if exchange is None:
+            raise not_in_flight(cid, pdu, CID_OF_RESPONSE, wire)
+        if not table.slots.head_moved(head):
+            raise bad_head(head, pdu, wire)
+        exchange.status = status = (field >> 1) & 0x7FF
+        exchange.do_not_retry = field & 0x8000 != 0
+        exchange.result = result
+        if status == 0:
+            judge_success(exchange, pdu, wire, unsent=table.unsent(exchange))
+        table.complete(exchange)
+        if exchange is self._connect:
+            self._connect = None
+            if status == 0:
+                self.state = advance(self.state, QueueEvent.CONNECT_GRANTED)
+
+    def _on_r2t(self, pdu: R2T) -> None:
+        exchange = self._table.find(pdu.command_id)
+        if exchange is None:
+            raise not_in_flight(pdu.command_id, pdu, CID_OF_DATA, self._reader.wire)
+        outbox = self.outbox
+        exchange.r2t_ends = [end for end in exchange.r2t_ends if end > outbox.sent_bytes]
+        judge_r2t(exchange, pdu, self._reader.wire, max_r2t=self._settings.max_r2t)
+        assert self.granted is not None
+        limit = self.granted.max_h2c_data_bytes
+        start = pdu.offset_bytes
+        exchange.requested_bytes = end = start + pdu.data_bytes
+        while start < end:
+            size = min(limit, end - start)
+            data = H2CData(exchange.cid, pdu.transfer_tag, start, size, start + size == end)
+            header = encode_h2c_data(data, outbox.wire)
+            exchange.send_end = outbox.put(header, cut(exchange.send, start, size), size)
+            start += size
+        exchange.r2t_ends.append(exchange.send_end)
