@@ -28,6 +28,8 @@ class ExitCode(IntEnum):
     """The card cannot be reached or used (also: locked by another process)."""
     STATE_DIR = 7
     """The state directory cannot be made, read or written."""
+    MISMATCH = 8
+    """`replay`: bytes came back that are not the ones that were stored."""
     INTERNAL = 70
     """A bug of ours: the log has the trace."""
     FORCED = 75

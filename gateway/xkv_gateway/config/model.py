@@ -71,25 +71,25 @@ class CardConfig(Section):
     """The card, and how it is used."""
 
     url: Annotated[str, AfterValidator(_card_url)] | None = Field(
-        None,
+        default=None,
         description="How the card is reached: nvme+tcp://ADDR:4420/NQN?nsid=1, or soft:PATH?size=16GiB (a file, for"
         " development and small set-ups). Default: a soft card of 16 GiB in the state directory, smaller"
         " where the disk has no room for that.",
         examples=["nvme+tcp://192.0.2.10:4420/nqn.2014-08.com.example:card0?nsid=1"],
     )
     au: Size = Field(
-        64 << 10,
+        default=64 << 10,
         ge=4 << 10,
         le=16 << 20,
         description="Allocation unit: objects take whole units of this size. A power of two from 4KiB to 16MiB.",
     )
     durability: Literal["power", "process"] = Field(
-        "power",
+        default="power",
         description='What a store must survive before it is acknowledged: "power" = a loss of power (the card is'
         ' flushed), "process" = a kill of the gateway.',
     )
     max_objects: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=1 << 31,
         description="How many objects the index has room for. Default: as many as the card has allocation units.",
@@ -106,23 +106,25 @@ class CardConfig(Section):
 class LimitsConfig(Section):
     """What one request and one tenant may ask for."""
 
-    keys: int = Field(4096, ge=1, le=65536, description="Keys in one request.")
-    object_bytes: Size = Field(64 * MIB, ge=1, le=GIB, description="Bytes of one object.")
+    keys: int = Field(default=4096, ge=1, le=65536, description="Keys in one request.")
+    object_bytes: Size = Field(default=64 * MIB, ge=1, le=GIB, description="Bytes of one object.")
     inline_bytes: Size = Field(
-        64 * MIB, ge=1, le=GIB, description="Payload bytes that travel inside one message."
+        default=64 * MIB, ge=1, le=GIB, description="Payload bytes that travel inside one message."
     )
-    lease_ms: int = Field(60_000, ge=1, le=60_000, description="Longest lease; a longer wish is clamped.")
+    lease_ms: int = Field(
+        default=60_000, ge=1, le=60_000, description="Longest lease; a longer wish is clamped."
+    )
     leases_per_scope: int = Field(
-        4096, ge=1, le=1 << 20, description="Leases that one tenant may hold at a time."
+        default=4096, ge=1, le=1 << 20, description="Leases that one tenant may hold at a time."
     )
     leased_bytes_per_scope: Size | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Bytes that one tenant may hold under leases at a time. Default: half of the card.",
         examples=["8GiB"],
     )
     regions_bytes: Size = Field(
-        4 * GIB,
+        default=4 * GIB,
         ge=1,
         le=1 << 40,
         description="Shared memory that all clients together may attach as regions.",
@@ -132,34 +134,39 @@ class LimitsConfig(Section):
 class ControlConfig(Section):
     """The control port, which connectors speak to."""
 
-    bind_address: Host = Field("127.0.0.1", description="Address to listen on.")
-    port: Port = Field(5557, description="TCP port; 0 lets the kernel choose (`xkv-gateway status` tells).")
+    bind_address: Host = Field(default="127.0.0.1", description="Address to listen on.")
+    port: Port = Field(
+        default=5557, description="TCP port; 0 lets the kernel choose (`xkv-gateway status` tells)."
+    )
     socket: NonEmpty | None = Field(
-        None,
+        default=None,
         description="Path of a Unix socket that serves the same protocol. Default: none.",
         examples=["/run/xkv-gateway/control.sock"],
     )
     regions_socket: NonEmpty | None = Field(
-        None,
+        default=None,
         description="Path of the Unix socket through which clients attach shared memory."
         " Default: regions.sock in the state directory.",
         examples=["/run/xkv-gateway/regions.sock"],
     )
     allow_unauthenticated: bool = Field(
-        False,
+        default=False,
         description="Allow an address outside of loopback, although nobody is authenticated yet. Everybody who"
         " reaches the port can read and write every tenant's cache.",
     )
-    limits: LimitsConfig = Field(LimitsConfig(), description="Limits of requests.")
+    limits: LimitsConfig = Field(default=LimitsConfig(), description="Limits of requests.")
 
 
 class AdminConfig(Section):
     """The admin port (HTTP): status, health, metrics."""
 
-    bind_address: Host = Field("127.0.0.1", description="Address to listen on.")
-    port: Port = Field(5558, description="TCP port; 0 lets the kernel choose (the start message tells).")
+    bind_address: Host = Field(default="127.0.0.1", description="Address to listen on.")
+    port: Port = Field(
+        default=5558, description="TCP port; 0 lets the kernel choose (the start message tells)."
+    )
     allow_unauthenticated: bool = Field(
-        False, description="Allow an address outside of loopback, although nobody is authenticated yet."
+        default=False,
+        description="Allow an address outside of loopback, although nobody is authenticated yet.",
     )
 
 
@@ -167,14 +174,17 @@ class EvictionConfig(Section):
     """When the least recently used objects make room."""
 
     high_watermark: float = Field(
-        0.95,
+        default=0.95,
         gt=0,
         le=1,
         description="Share of the card's bytes in use at which background eviction starts ...",
     )
-    low_watermark: float = Field(0.90, gt=0, le=1, description="... and the share at which it stops.")
+    low_watermark: float = Field(default=0.90, gt=0, le=1, description="... and the share at which it stops.")
     store_wait_ms: int = Field(
-        5_000, ge=0, le=60_000, description="How long a store waits for room that is being made for it."
+        default=5_000,
+        ge=0,
+        le=60_000,
+        description="How long a store waits for room that is being made for it.",
     )
 
     @model_validator(mode="after")
@@ -188,28 +198,34 @@ class NvmeConfig(Section):
     """The NVMe/TCP initiator."""
 
     host_nqn: Annotated[str, AfterValidator(_host_nqn)] | None = Field(
-        None,
+        default=None,
         description="NQN of this host, together with host_id. Default: made once and kept in the state directory.",
         examples=["nqn.2014-08.org.nvmexpress:uuid:6f1a2f0e-6c53-4a0b-8d34-0d8f2a9c1b7e"],
     )
     host_id: Annotated[str, AfterValidator(_host_id)] | None = Field(
-        None,
+        default=None,
         description="Host identifier (a UUID), together with host_nqn. No two hosts may share it.",
         examples=["6f1a2f0e-6c53-4a0b-8d34-0d8f2a9c1b7e"],
     )
-    io_queues: int = Field(2, ge=1, le=64, description="I/O queues to ask for; each is one TCP connection.")
-    queue_depth: int = Field(64, ge=2, le=1024, description="Commands in flight on one I/O queue.")
-    keep_alive_ms: int = Field(
-        10_000, ge=1_000, le=600_000, description="Keep-alive timeout of the association."
+    io_queues: int = Field(
+        default=2, ge=1, le=64, description="I/O queues to ask for; each is one TCP connection."
     )
-    command_timeout_ms: int = Field(10_000, ge=100, le=600_000, description="Deadline of one command.")
+    queue_depth: int = Field(default=64, ge=2, le=1024, description="Commands in flight on one I/O queue.")
+    keep_alive_ms: int = Field(
+        default=10_000, ge=1_000, le=600_000, description="Keep-alive timeout of the association."
+    )
+    command_timeout_ms: int = Field(
+        default=10_000, ge=100, le=600_000, description="Deadline of one command."
+    )
     connect_timeout_ms: int = Field(
-        5_000, ge=100, le=600_000, description="Deadline of one attempt to connect."
+        default=5_000, ge=100, le=600_000, description="Deadline of one attempt to connect."
     )
     header_digest: Literal["off", "preferred", "required"] = Field(
-        "off", description="CRC32C of PDU headers."
+        default="off", description="CRC32C of PDU headers."
     )
-    data_digest: Literal["off", "preferred", "required"] = Field("off", description="CRC32C of PDU payloads.")
+    data_digest: Literal["off", "preferred", "required"] = Field(
+        default="off", description="CRC32C of PDU payloads."
+    )
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:
@@ -223,7 +239,7 @@ class LogConfig(Section):
     """What is logged, to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severity that is logged."
+        default="info", description="Least severity that is logged."
     )
 
 
@@ -231,18 +247,18 @@ class Config(Section):
     """All settings."""
 
     state_dir: NonEmpty | None = Field(
-        None,
+        default=None,
         description="Directory of what is kept between runs (soft card, host identity, sockets). Default:"
         " $STATE_DIRECTORY (set by systemd, /var/lib/xkv-gateway there), else $XDG_STATE_HOME/xkv-gateway,"
         " else ~/.local/state/xkv-gateway.",
         examples=["/var/lib/xkv-gateway"],
     )
-    card: CardConfig = Field(CardConfig(), description="The card.")
-    control: ControlConfig = Field(ControlConfig(), description="The control port.")
-    admin: AdminConfig = Field(AdminConfig(), description="The admin port (HTTP).")
-    eviction: EvictionConfig = Field(EvictionConfig(), description="Making room.")
-    nvme: NvmeConfig = Field(NvmeConfig(), description="The NVMe/TCP initiator.")
-    log: LogConfig = Field(LogConfig(), description="The log, on standard error.")
+    card: CardConfig = Field(default=CardConfig(), description="The card.")
+    control: ControlConfig = Field(default=ControlConfig(), description="The control port.")
+    admin: AdminConfig = Field(default=AdminConfig(), description="The admin port (HTTP).")
+    eviction: EvictionConfig = Field(default=EvictionConfig(), description="Making room.")
+    nvme: NvmeConfig = Field(default=NvmeConfig(), description="The NVMe/TCP initiator.")
+    log: LogConfig = Field(default=LogConfig(), description="The log, on standard error.")
 
 
 def show_value(value: object, *, size: bool) -> str:

@@ -1,0 +1,126 @@
+"""Where the gateway listens: addresses are judged before anything is bound.
+
+Nobody is authenticated yet, so that only 127.0.0.0/8 and ::1 may be used, unless the operator has written down that
+a port may be open. Names are resolved once; the result is judged, and the result is what is bound.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+from xkv_gateway.errors import AddressInUseError, BindRefusedError, ConfigError, GatewayError
+
+ADMIN_BACKLOG: Final = 64
+"""Connections that wait to be accepted; operators and scrapers are few."""
+
+
+@dataclass(frozen=True, slots=True)
+class BindAddress:
+    """An address that has been judged and may be bound."""
+
+    asked: str
+    """As written in the configuration: an address or a name."""
+    ip: str
+    port: int
+
+    @property
+    def text(self) -> str:
+        """`ADDRESS:PORT`, IPv6 in brackets."""
+        return host_port(self.ip, self.port)
+
+
+def host_port(host: str, port: int) -> str:
+    """Return `HOST:PORT`, IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(ip: str) -> bool:
+    """Return whether `ip` is inside 127.0.0.0/8 or is ::1, also when written as an IPv4-mapped IPv6 address."""
+    address = ipaddress.ip_address(ip)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
+
+
+def judge_bind(host: str, port: int, *, section: str, allow_unauthenticated: bool) -> BindAddress:
+    """Return the address to bind for `[section] bind_address = host`.
+
+    Raises:
+        ConfigError: the name does not resolve.
+        BindRefusedError: an address outside of loopback without the permission.
+    """
+    addresses = _resolve(host, port, section)
+    outside = [ip for ip in addresses if not is_loopback(ip)]
+    if outside and not allow_unauthenticated:
+        resolved = "" if outside[0] == host else f" (which is {outside[0]})"
+        raise BindRefusedError(
+            f"refusing to listen on {host}{resolved}: it can be reached from other machines, "
+            "and this version cannot authenticate anybody",
+            advice=f"Use 127.0.0.1 or ::1, or write [{section}] allow_unauthenticated = true "
+            "into the configuration file if everybody who reaches that address may use it.",
+        )
+    return BindAddress(asked=host, ip=addresses[0], port=port)
+
+
+def _resolve(host: str, port: int, section: str) -> list[str]:
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise ConfigError(
+            f"{section}.bind_address: cannot resolve {host!r}: {reason}", advice="Write an IP address."
+        ) from None
+    return [str(entry[4][0]) for entry in found]
+
+
+def bind_tcp(address: BindAddress, *, section: str) -> socket.socket:
+    """Return a non-blocking listening socket.
+
+    Raises:
+        AddressInUseError: somebody listens there.
+        GatewayError: any other reason, in words.
+    """
+    family = socket.AF_INET6 if ":" in address.ip else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address.ip, address.port))
+        listener.listen(ADMIN_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise bind_error(address, error.errno or 0, section=section) from None
+    return listener
+
+
+def bind_error(address: BindAddress, number: int, *, section: str) -> GatewayError:
+    """Return the error for people of a bind that failed with errno `number`."""
+    flag = "--port" if section == "control" else f"--{section}-port"
+    match number:
+        case errno.EADDRINUSE:
+            return AddressInUseError(
+                f"{address.text} ({section} port) is already in use",
+                advice="Another gateway probably runs there: `xkv-gateway status` tells. "
+                f"To run a second one, choose other ports (--port, --admin-port) and another --state-dir; {flag} is this one.",
+            )
+        case errno.EADDRNOTAVAIL:
+            return ConfigError(
+                f"{section}.bind_address: {address.asked} is not an address of this machine",
+                advice="`ip address` lists them.",
+            )
+        case errno.EACCES:
+            return ConfigError(
+                f"{section}.port: no permission to listen on port {address.port}",
+                advice="Ports below 1024 need privileges; choose a higher one.",
+            )
+    return ConfigError(
+        f"cannot listen on {address.text} ({section} port): {errno.errorcode.get(number, number)}"
+    )

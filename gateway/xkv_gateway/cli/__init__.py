@@ -1,0 +1,63 @@
+"""The command line: `xkv-gateway serve | status | replay | config`.
+
+Commands raise `GatewayError`; only `main` turns errors into a line on standard error and an exit code.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from xkv_gateway import __version__
+from xkv_gateway.cli.config import config
+from xkv_gateway.cli.serve import serve
+from xkv_gateway.cli.status import status
+from xkv_gateway.errors import ExitCode, GatewayError
+from xkv_gateway.replay.command import replay
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="xkv-gateway")
+def cli() -> None:
+    """Keep the KV cache of language models on an NVMe-oF card, for many tenants."""
+
+
+for command in (serve, status, replay, config):
+    cli.add_command(command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code (errors.ExitCode)."""
+    try:
+        result = cli.main(args=argv, prog_name="xkv-gateway", standalone_mode=False)
+    except GatewayError as error:
+        _complain(str(error), error.advice)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return ExitCode.FORCED
+    except BrokenPipeError:
+        # Whoever read our output went away (`... | head`): not an error, and nobody to tell.
+        sys.stderr.close()
+        return ExitCode.OK
+    except Exception:
+        log.exception("internal error")
+        _complain("internal error, a bug; the trace is above", "")
+        return ExitCode.INTERNAL
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _complain(message: str, advice: str) -> None:
+    click.echo(f"xkv-gateway: {message}", err=True)
+    if advice:
+        click.echo(f"  {advice}", err=True)

@@ -1,0 +1,68 @@
+"""`xkv-gateway serve`: the daemon, in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import uvloop
+
+from xkv_gateway.cli.options import load_settings, setting_options, state_dir_of
+from xkv_gateway.clock import entropy, monotonic_ns
+from xkv_gateway.daemon import build
+from xkv_gateway.sizes import format_size
+
+if TYPE_CHECKING:
+    from xkv_gateway.config import AdminConfig
+    from xkv_gateway.errors import ExitCode
+    from xkv_gateway.service.status import Status
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+@click.command()
+@setting_options
+def serve(file: Path | None, **flags: str | None) -> ExitCode:
+    """Serve a card, in the foreground, until Ctrl-C or SIGTERM.
+
+    Without --card: a soft card (a file) in the state directory, for development and small set-ups.
+    """
+    loaded = load_settings(file, flags)
+    config = loaded.config.model_copy(update={"state_dir": str(state_dir_of(loaded))})
+    logging.basicConfig(level=config.log.level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    daemon = build(config, clock=monotonic_ns, entropy=entropy)
+    return uvloop.run(daemon.run(on_serving=lambda status: _announce(status, config.admin)))
+
+
+def _announce(status: Status, admin: AdminConfig) -> None:
+    """Say what is served, where, and what to type next."""
+    addresses, card = status.addresses, status.card
+    default_admin = (admin.bind_address, admin.port) == ("127.0.0.1", 5558)
+    option = "" if default_admin else f" --admin {addresses.admin}"
+    start = "warm" if status.warm else "cold: it starts empty"
+    size = f"{format_size(card.size_bytes)} in blocks of {card.block_bytes} B"
+    control = " and ".join(filter(None, (addresses.control, addresses.control_socket)))
+    lines = [
+        f"xkv-gateway {status.version} serves",
+        f"  card      {card.url}: {size}, {start}",
+        f"  control   {control}",
+        f"  admin     http://{addresses.admin}",
+        f"  regions   {addresses.regions}",
+        f"  state     {status.state_dir}",
+        "In another terminal:",
+        f"  {program()} status{option}",
+        "Ctrl-C ends it.",
+    ]
+    click.echo("\n".join(lines))
+    sys.stdout.flush()
+
+
+def program() -> str:
+    """Return how to call this program from another terminal: its name where that is on the PATH, else its path."""
+    path = Path(sys.argv[0]).absolute()
+    found = shutil.which("xkv-gateway")
+    return "xkv-gateway" if found and Path(found).absolute() == path else str(path)

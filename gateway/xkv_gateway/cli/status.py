@@ -1,0 +1,157 @@
+"""`xkv-gateway status`: asks the admin port, shows tables or JSON."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from xkv_gateway.binds import host_port
+from xkv_gateway.cli.options import config_option, load_settings
+from xkv_gateway.errors import ConfigError, ExitCode, GatewayUnreachableError
+from xkv_gateway.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TIMEOUT_S: Final = 5.0
+ANSWER_BYTES_MAX: Final = 4 << 20
+_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what was bound, not what is bound
+
+
+@click.command()
+@click.option("--admin", metavar="HOST:PORT", help="Admin port of the gateway. Default: as configured.")
+@config_option()
+@click.option("--json", "as_json", is_flag=True, help="Print the gateway's answer as JSON.")
+def status(admin: str | None, file: Path | None, *, as_json: bool) -> ExitCode:
+    """Show what a running gateway does.
+
+    Exit code 0: serving; 1: it answers, but the card is offline; 3: no gateway answers.
+    """
+    if admin is None:
+        settings = load_settings(file, {}).config.admin
+        host, port = _WILDCARDS.get(settings.bind_address, settings.bind_address), settings.port
+    else:
+        host, port = _split(admin)
+    answer = fetch_status(host, port)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        _print(answer)
+    healthy = answer["state"] == "serving" and answer["card"]["state"] == "online"
+    return ExitCode.OK if healthy else ExitCode.DEGRADED
+
+
+def _split(admin: str) -> tuple[str, int]:
+    host, colon, port = admin.removeprefix("http://").rstrip("/").rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--admin {admin!r}: write HOST:PORT, such as 127.0.0.1:5558")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def fetch_status(host: str, port: int) -> dict[str, Any]:
+    """Return the answer of `GET /v1/status`.
+
+    Raises:
+        GatewayUnreachableError: nobody answers there, or somebody else does.
+    """
+    where = host_port(host, port)
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/v1/status")
+        response = connection.getresponse()
+        body = response.read(ANSWER_BYTES_MAX)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise GatewayUnreachableError(
+            f"no gateway answers at {where}: {reason}",
+            advice="Start one with `xkv-gateway serve`, or name its admin port with --admin HOST:PORT.",
+        ) from None
+    finally:
+        connection.close()
+    try:
+        answer = json.loads(body)
+        complete = response.status == http.client.OK and {"version", "card", "usage"} <= answer.keys()
+    except (ValueError, AttributeError):
+        complete = False
+    if not complete:
+        raise GatewayUnreachableError(
+            f"what answers at {where} is not a gateway's admin port (HTTP status {response.status})",
+            advice="Name the admin port with --admin HOST:PORT.",
+        )
+    return dict(answer)
+
+
+def _print(answer: dict[str, Any]) -> None:
+    console = Console(highlight=False, markup=False)
+    for title, rows in _sections(answer):
+        table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+        table.add_column(min_width=16)
+        for name, value in rows:
+            table.add_row(name, value)
+        console.print(table)
+        console.print()
+
+
+def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    card, usage, addresses = answer["card"], answer["usage"], answer["addresses"]
+    yield (
+        f"Gateway {answer['version']}",
+        [
+            ("state", f"{answer['state']}, up {_duration(answer['uptime_s'])}, process {answer['pid']}"),
+            ("control", addresses["control"]),
+            ("regions", addresses["regions"]),
+            ("state directory", answer["state_dir"]),
+        ],
+    )
+    reason = f" ({card['reason']})" if card["reason"] else ""
+    yield (
+        "Card",
+        [
+            ("url", card["url"]),
+            ("state", f"{card['state']}{reason}, for {_duration(card['state_age_s'])}"),
+            ("size", f"{format_size(card['size_bytes'])} in blocks of {card['block_bytes']} B"),
+            ("connection", ", ".join(f"{name} {value}" for name, value in card["connection"].items())),
+        ],
+    )
+    capacity = max(usage["capacity_bytes"], 1)
+    kinds = ("live", "free", "reserved", "doomed", "quarantined")
+    yield (
+        "Room",
+        [
+            *(
+                (k, f"{format_size(usage[f'{k}_bytes'])} ({usage[f'{k}_bytes'] / capacity:.1%})")
+                for k in kinds
+            ),
+            ("objects", f"{usage['objects']} of at most {usage['objects_max']}"),
+            ("leases", f"{usage['leases']} over {format_size(usage['leased_bytes'])}"),
+        ],
+    )
+    yield "Cache", [(name.replace("_", " "), str(count)) for name, count in answer["cache"].items()]
+    requests = [
+        (op, ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()))
+        for op, outcomes in answer["requests"].items()
+        if outcomes
+    ]
+    yield "Requests", requests or [("none yet", "")]
+    yield (
+        "Device",
+        [(name.replace("_", " "), _count(name, count)) for name, count in answer["device"].items()],
+    )
+
+
+def _count(name: str, count: int) -> str:
+    return format_size(count) if name.endswith("_bytes") else str(count)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest_s = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [f"{value}{unit}" for value, unit in ((days, "d"), (hours, "h"), (minutes, "min")) if value]
+    return " ".join([*parts, f"{rest_s}s"])

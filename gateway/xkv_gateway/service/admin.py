@@ -1,0 +1,207 @@
+"""The admin port: status, health and metrics over HTTP, as a small ASGI application.
+
+Browsers are kept out: a page of another site can make a browser send requests to 127.0.0.1 under a name of its own
+(DNS rebinding), so the Host header must be ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from xkv_gateway.binds import is_loopback
+from xkv_gateway.service.metrics import CONTENT_TYPE, metrics_page
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from xkv_gateway.binds import BindAddress
+    from xkv_gateway.service.status import StatusSource
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 64
+KEEP_ALIVE_S: Final = 5
+HEADER_BYTES_MAX: Final = 16 << 10
+GRACEFUL_STOP_S: Final = 1
+
+
+def error_response(status: int, message: str) -> JSONResponse:
+    """Return an error as JSON: a code that follows from the HTTP status, and a sentence."""
+    code = HTTPStatus(status).name.lower()
+    return JSONResponse({"error": {"code": code, "message": message}}, status_code=status)
+
+
+class AdminRoutes:
+    """The handlers; each takes its facts from one snapshot."""
+
+    def __init__(self, source: StatusSource) -> None:
+        self._source = source
+
+    def routes(self) -> list[Route]:
+        """Return the routing table."""
+        return [
+            Route("/healthz", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/v1/status", self.status),
+            Route("/v1/card", self.card),
+            Route("/metrics", self.metrics),
+        ]
+
+    async def healthz(self, _: Request) -> Response:
+        """200 as long as the process answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self, _: Request) -> Response:
+        """200 when the card is online and requests are served, else 503 with the reason."""
+        status = self._source.status()
+        if status.ready:
+            return JSONResponse({"status": "ready"})
+        reason = status.card.reason if status.state == "serving" else status.state
+        body = {"status": "not ready", "card": status.card.state, "reason": reason}
+        return JSONResponse(body, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def status(self, _: Request) -> Response:
+        """The whole snapshot."""
+        return JSONResponse(self._source.status().to_json())
+
+    async def card(self, _: Request) -> Response:
+        """The card's part of it."""
+        return JSONResponse(self._source.status().to_json()["card"])
+
+    async def metrics(self, _: Request) -> Response:
+        """Prometheus text format."""
+        return Response(metrics_page(self._source), media_type=CONTENT_TYPE)
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = error_response(error.status_code, error.detail)
+    response.headers.update(error.headers or {})
+    return response
+
+
+class HostCheck:
+    """Refuses requests whose Host header is neither a loopback address nor the address that we were told to use."""
+
+    def __init__(self, app: ASGIApp, bind: BindAddress) -> None:
+        self._app = app
+        self._names = {"localhost", bind.asked.lower(), bind.ip}
+        self._any_address = ipaddress.ip_address(bind.ip).is_unspecified
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 403."""
+        if scope["type"] != "http":
+            return
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) == 1 and self._allowed(_host_part(hosts[0])):
+            await self._app(scope, receive, send)
+            return
+        message = "the Host header must be the address of the admin port"
+        await error_response(HTTPStatus.FORBIDDEN, message)(scope, receive, send)
+
+    def _allowed(self, host: str) -> bool:
+        if host in self._names:
+            return True
+        try:
+            # An address cannot be rebound, so that any will do where we listen on all of them.
+            return is_loopback(host) or (self._any_address and bool(ipaddress.ip_address(host)))
+        except ValueError:
+            return False
+
+
+def _host_part(header: str) -> str:
+    """Return the host of `HOST[:PORT]`, lower case, without brackets."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+async def _internal_error(_: Request, __: Exception) -> Response:
+    """Answer 500; starlette raises the error again for `ErrorBoundary`."""
+    return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the log has the trace")
+
+
+class ErrorBoundary:
+    """The last resort of an admin request: a bug, already answered with 500, is logged with its trace."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            log.exception("admin request failed")
+            response = error_response(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the log has the trace"
+            )
+            await response(scope, receive, send)
+
+
+def create_app(source: StatusSource, bind: BindAddress) -> ASGIApp:
+    """Return the application for a listener on `bind`."""
+    routes = AdminRoutes(source).routes()
+    app = Starlette(
+        routes=routes, exception_handlers={HTTPException: _http_error, Exception: _internal_error}
+    )
+    app.router.redirect_slashes = False
+    return ErrorBoundary(HostCheck(app, bind))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn inside our loop: the daemon owns the signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class AdminServer:
+    """Serves the application on a socket that is bound already. `run` in a task; `stop` ends it."""
+
+    def __init__(self, source: StatusSource, bind: BindAddress, listener: socket.socket) -> None:
+        self._listener = listener
+        self._server = _Server(
+            uvicorn.Config(
+                create_app(source, bind),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                http="h11",
+                loop="none",
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=CONNECTIONS_MAX,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=GRACEFUL_STOP_S,
+                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+            )
+        )
+
+    async def run(self) -> None:
+        """Serve until `stop`. The listener is closed in the end."""
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            self._listener.close()
+
+    def stop(self) -> None:
+        """Take no new requests, finish those that run within a second."""
+        self._server.should_exit = True

@@ -1,0 +1,95 @@
+"""Prometheus metrics, written from one status snapshot at the moment of the scrape.
+
+The number of series is bounded by our own tables (operations x outcomes, counter names): no label value comes from a
+client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import Metric
+
+    from xkv_gateway.service.status import Status, StatusSource
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+CARD_STATES: Final = ("online", "offline", "recovering")
+USAGE_KINDS: Final = ("free", "reserved", "live", "doomed", "quarantined")
+PREFIX: Final = "xkv_gateway"
+
+
+class StatusCollector(Collector):
+    """Turns a snapshot into metric families."""
+
+    def __init__(self, source: StatusSource) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family, from one snapshot."""
+        status = self._source.status()
+        info = InfoMetricFamily(PREFIX, "The gateway")
+        info.add_metric([], {"version": status.version})
+        yield info
+        yield from _gauges(status)
+        requests = CounterMetricFamily(
+            f"{PREFIX}_requests", "Requests by operation and outcome", labels=["op", "outcome"]
+        )
+        for op, outcomes in sorted(status.requests.items()):
+            for outcome, count in sorted(outcomes.items()):
+                requests.add_metric([op, outcome], count)
+        yield requests
+        for group, counters in (
+            ("cache", status.cache),
+            ("control", status.transport),
+            ("device", status.device),
+        ):
+            for name, count in sorted(counters.items()):
+                yield CounterMetricFamily(
+                    f"{PREFIX}_{group}_{name}", f"{group}: {name.replace('_', ' ')}", value=count
+                )
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing: registering must not take a snapshot."""
+        return iter(())
+
+
+def _gauges(status: Status) -> Iterator[Metric]:
+    usage, card = status.usage, status.card
+    yield GaugeMetricFamily(f"{PREFIX}_uptime_seconds", "Time since the start", value=status.uptime_s)
+    yield GaugeMetricFamily(f"{PREFIX}_ready", "1 if requests are served from the card", value=status.ready)
+    states = GaugeMetricFamily(
+        f"{PREFIX}_card_state", "1 for the state that the card is in", labels=["state"]
+    )
+    for state in CARD_STATES:
+        states.add_metric([state], card.state == state)
+    yield states
+    yield GaugeMetricFamily(f"{PREFIX}_card_size_bytes", "Size of the namespace", value=card.size_bytes)
+    restarts = card.soft_card.restarts if card.soft_card else 0
+    yield CounterMetricFamily(
+        f"{PREFIX}_soft_card_restarts", "Restarts of the soft card's process", value=restarts
+    )
+    where = GaugeMetricFamily(f"{PREFIX}_usage_bytes", "Where the card's bytes are", labels=["kind"])
+    for kind in USAGE_KINDS:
+        where.add_metric([kind], getattr(usage, f"{kind}_bytes"))
+    yield where
+    yield GaugeMetricFamily(f"{PREFIX}_capacity_bytes", "Bytes for objects", value=usage.capacity_bytes)
+    yield GaugeMetricFamily(f"{PREFIX}_objects", "Objects held", value=usage.objects)
+    yield GaugeMetricFamily(
+        f"{PREFIX}_objects_max", "Objects that the index has room for", value=usage.objects_max
+    )
+    yield GaugeMetricFamily(f"{PREFIX}_leases", "Leases that live", value=usage.leases)
+    yield GaugeMetricFamily(f"{PREFIX}_leased_bytes", "Bytes under leases", value=usage.leased_bytes)
+
+
+def metrics_page(source: StatusSource) -> bytes:
+    """Return the exposition text."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(source))
+    return generate_latest(registry)

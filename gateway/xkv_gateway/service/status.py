@@ -1,0 +1,109 @@
+"""What the gateway says about itself: one snapshot as data, for status, metrics and people.
+
+Never a secret, never a cache key, nothing that a client chose: every name in here is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SoftCardStatus:
+    """The process behind a soft card."""
+
+    pid: int | None
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class CardStatus:
+    """The card and the connection to it."""
+
+    url: str
+    state: str
+    """`online`, `offline` or `recovering`."""
+    reason: str
+    """For people: why it is in that state; empty where there is nothing to say."""
+    state_age_s: float
+    size_bytes: int
+    block_bytes: int
+    volatile_write_cache: bool
+    nqn: str
+    nsid: int
+    nguid: str
+    uuid: str
+    model: str
+    serial: str
+    connection: dict[str, Any]
+    """What was negotiated with the controller: queues, depths, transfer limits, digests."""
+    soft_card: SoftCardStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageStatus:
+    """Where the card's bytes are: free + reserved + live + doomed + quarantined = capacity."""
+
+    capacity_bytes: int
+    free_bytes: int
+    reserved_bytes: int
+    live_bytes: int
+    doomed_bytes: int
+    quarantined_bytes: int
+    objects: int
+    objects_max: int
+    leases: int
+    leased_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddressStatus:
+    """Where the gateway really listens."""
+
+    control: str
+    control_socket: str | None
+    admin: str
+    regions: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything at one moment."""
+
+    version: str
+    pid: int
+    uptime_s: float
+    state: str
+    """`serving` or `draining`."""
+    warm: bool
+    """Whether objects of an earlier run are served."""
+    state_dir: str
+    addresses: AddressStatus
+    card: CardStatus
+    usage: UsageStatus
+    cache: dict[str, int]
+    """The engine's counters: hits, misses, stored, evicted ..."""
+    requests: dict[str, dict[str, int]]
+    """Requests by operation and outcome (`ok` or an error code)."""
+    transport: dict[str, int]
+    """The control port's counters: messages, bytes, refusals, dropped replies ..."""
+    device: dict[str, int]
+    """Commands and payload bytes exchanged with the card."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are served from the card now."""
+        return self.state == "serving" and self.card.state == "online"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return asdict(self)
+
+
+class StatusSource(Protocol):
+    """Who can tell the status (the daemon)."""
+
+    def status(self) -> Status:
+        """Return a snapshot; called from the loop, cheap, never blocks."""
+        ...

@@ -1,0 +1,102 @@
+"""Attaches the card that a URL names: starts the soft card where it is one, connects the initiator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from xkv_gateway.cardurl import SoftCardUrl, TcpCardUrl
+from xkv_gateway.errors import CardUnavailableError, ConfigError
+from xkv_gateway.target.softcard import SoftCard
+from xkv_nvmeof.blockdev import DeviceError
+from xkv_nvmeof.initiator import InitiatorOptions, TargetAddress, TcpInitiator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_gateway.cardurl import CardUrl
+    from xkv_gateway.config import NvmeConfig
+    from xkv_gateway.state import HostIdentity
+
+log = logging.getLogger(__name__)
+
+DEVICE_CLOSE_TIMEOUT_S: Final = 1.5
+
+
+@dataclass(slots=True)
+class AttachedCard:
+    """A connected card. `run` in a task keeps the soft card's process up; `aclose` detaches."""
+
+    url: CardUrl
+    device: TcpInitiator
+    soft_card: SoftCard | None
+
+    async def run(self) -> None:
+        """Look after the soft card's process, if there is one. Ends only by cancellation, or at once without one."""
+        if self.soft_card is not None:
+            await self.soft_card.run(self.device.retarget)
+
+    async def aclose(self) -> None:
+        """End the association in order, then the soft card's process. Idempotent."""
+        try:
+            async with asyncio.timeout(DEVICE_CLOSE_TIMEOUT_S):
+                await self.device.aclose()
+        except TimeoutError:
+            log.warning("the card did not take its leave within %.1f s", DEVICE_CLOSE_TIMEOUT_S)
+        finally:
+            if self.soft_card is not None:
+                await self.soft_card.aclose()
+
+
+def initiator_options(config: NvmeConfig, identity: HostIdentity) -> InitiatorOptions:
+    """Return the initiator's options.
+
+    Raises:
+        ConfigError: the initiator refuses one of them; it names the field.
+    """
+    try:
+        return InitiatorOptions(
+            host_nqn=identity.host_nqn,
+            host_id=identity.host_id.bytes,
+            io_queues=config.io_queues,
+            queue_depth=config.queue_depth,
+            keep_alive_ms=config.keep_alive_ms,
+            command_timeout_ms=config.command_timeout_ms,
+            connect_timeout_ms=config.connect_timeout_ms,
+            header_digest=config.header_digest,
+            data_digest=config.data_digest,
+        )
+    except ValueError as error:
+        raise ConfigError(f"[nvme]: {error}") from None
+
+
+async def attach(
+    url: CardUrl, options: InitiatorOptions, *, clock: Callable[[], int], entropy: Callable[[int], bytes]
+) -> AttachedCard:
+    """Return the card, connected.
+
+    Raises:
+        CardUnavailableError: it cannot be reached or does not accept us; nothing is left running.
+    """
+    async with AsyncExitStack() as undo:
+        soft_card: SoftCard | None = None
+        match url:
+            case SoftCardUrl():
+                soft_card = SoftCard(url.path, url.size_bytes, clock=clock)
+                undo.push_async_callback(soft_card.aclose)
+                ready = await soft_card.start()
+                address = TargetAddress(host=ready.host, port=ready.port, nqn=ready.nqn, nsid=ready.nsid)
+            case TcpCardUrl():
+                address = TargetAddress(host=url.host, port=url.port, nqn=url.nqn, nsid=url.nsid)
+        try:
+            device = await TcpInitiator.connect(address, options, clock=clock, entropy=entropy)
+        except DeviceError as error:
+            raise CardUnavailableError(
+                f"cannot use the card {url}: {error}",
+                advice="Is the target running, and does it allow this host (nvme.host_nqn)? Is the NQN right?",
+            ) from None
+        undo.pop_all()
+        return AttachedCard(url=url, device=device, soft_card=soft_card)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from xkv_gateway.config import Config, load_config, sample_text
+from xkv_gateway.config.sample import effective_values
+from xkv_gateway.config.tree import SETTINGS, VARIABLES
+from xkv_gateway.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from xkv_gateway.config import Loaded
+
+
+def load_text(tmp_path: Path, text: str, environment: dict[str, str] | None = None) -> Loaded:
+    path = tmp_path / "gateway.toml"
+    path.write_text(text)
+    return load_config(file=path, environment=environment or {}, flags={})
+
+
+def test_without_any_source_everything_is_the_default() -> None:
+    loaded = load_config(file=None, environment={"PATH": "/bin"}, flags={})
+    assert loaded.config == Config()
+    assert loaded.sources == {}
+
+
+def test_the_sample_parses_to_the_defaults(tmp_path: Path) -> None:
+    assert load_text(tmp_path, sample_text()).config == Config()
+
+
+def test_the_sample_names_every_key_and_every_example_is_valid(tmp_path: Path) -> None:
+    text = re.sub(r"^# (\w+ = )", r"\1", sample_text(), flags=re.MULTILINE)
+    named = {
+        path for path in SETTINGS for table in [tomllib.loads(text)] if path[-1] in _table(table, path[:-1])
+    }
+    assert named == set(SETTINGS)
+    assert set(load_text(tmp_path, text).sources) == set(SETTINGS)
+
+
+def _table(table: dict[str, object], path: tuple[str, ...]) -> dict[str, object]:
+    for name in path:
+        inner = table[name]
+        assert isinstance(inner, dict)
+        table = inner
+    return table
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text("[control]\nport = 1\n[admin]\nport = 2\n[log]\nlevel = 'debug'\n")
+    loaded = load_config(
+        file=path,
+        environment={"XKV_CONTROL__PORT": "11", "XKV_ADMIN__PORT": "12"},
+        flags={("control", "port"): ("--port", "21")},
+    )
+    assert (loaded.config.control.port, loaded.config.admin.port, loaded.config.log.level) == (
+        21,
+        12,
+        "debug",
+    )
+    sources = {key: source for key, _, source in effective_values(loaded)}
+    assert sources["control.port"] == "flag --port"
+    assert sources["admin.port"] == "environment variable XKV_ADMIN__PORT"
+    assert sources["log.level"] == f"file {path}"
+    assert sources["card.au"] == "default"
+
+
+def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text("[control]\nport = 7\n")
+    loaded = load_config(file=None, environment={"XKV_CONFIG": str(path)}, flags={})
+    assert loaded.config.control.port == 7
+
+
+def test_every_setting_has_a_variable_of_its_own() -> None:
+    assert len(VARIABLES) == len(SETTINGS)
+    assert VARIABLES["XKV_CONTROL__PORT"].path == ("control", "port")
+    assert VARIABLES["XKV_STATE_DIR"].path == ("state_dir",)
+    assert VARIABLES["XKV_CONTROL__LIMITS__LEASE_MS"].path == ("control", "limits", "lease_ms")
+
+
+def test_sizes_are_read_with_units_from_file_and_environment(tmp_path: Path) -> None:
+    loaded = load_text(tmp_path, "[card]\nau = '128KiB'\n", {"XKV_CONTROL__LIMITS__OBJECT_BYTES": "1MiB"})
+    assert loaded.config.card.au == 128 << 10
+    assert loaded.config.control.limits.object_bytes == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[control]\nport = '5'", ["control.port", "whole number"]),
+        ("[control]\nport = true", ["control.port", "whole number"]),
+        ("[control]\nport = 1.0", ["control.port", "whole number"]),
+        ("[control]\nport = 70000", ["control.port", "70000", "at most 65535"]),
+        ("[control]\nport = -1", ["control.port", "at least 0"]),
+        ("[control]\nprot = 1", ["control.prot", "did you mean control.port"]),
+        ("[controll]\nport = 1", ["unknown key controll"]),
+        ("control = 3", ["control", "table"]),
+        ("[control]\nallow_unauthenticated = 'yes'", ["control.allow_unauthenticated", "true or false"]),
+        ("[control]\nallow_unauthenticated = 1", ["control.allow_unauthenticated", "true or false"]),
+        ("[control]\nbind_address = ''", ["control.bind_address", "address"]),
+        ("[control]\nsocket = 5", ["control.socket", "text"]),
+        ("[card]\nau = 5000", ["card.au", "power of two"]),
+        ("[card]\nau = '5 XB'", ["card.au", "not a size"]),
+        ("[card]\nurl = 'kernel+tcp://a'", ["card.url", "not there yet"]),
+        ("[card]\nurl = 'soft:x?size=1'", ["card.url", "size"]),
+        ("[card]\ndurability = 'some'", ["card.durability", "'power' or 'process'"]),
+        ("[card]\nmax_objects = 0", ["card.max_objects", "at least 1"]),
+        ("[eviction]\nlow_watermark = 0.99", ["eviction.low_watermark", "above"]),
+        ("[eviction]\nlow_watermark = nan", ["eviction.low_watermark"]),
+        ("[eviction]\nhigh_watermark = inf", ["eviction.high_watermark"]),
+        ("[nvme]\nhost_nqn = 'nqn.2014-08.com.example:a'", ["nvme.host_id", "both or none"]),
+        ("[nvme]\nhost_id = '6f1a2f0e-6c53-4a0b-8d34-0d8f2a9c1b7e'", ["nvme.host_nqn", "both or none"]),
+        ("[nvme]\nhost_id = '00000000-0000-0000-0000-000000000000'", ["nvme.host_id", "all zero"]),
+        ("[nvme]\nhost_id = 'me'", ["nvme.host_id", "UUID"]),
+        ("[nvme]\nhost_nqn = ''", ["nvme.host_nqn", "1 to 223"]),
+        (f"[nvme]\nhost_nqn = '{'n' * 224}'", ["nvme.host_nqn", "1 to 223"]),
+        ("[nvme]\nhost_nqn = 'nqn.2014 08'", ["nvme.host_nqn", "without a space"]),
+        ("[log]\nlevel = 'loud'", ["log.level", "'debug'"]),
+        ("state_dir = ''", ["state_dir", "empty"]),
+        ("port = = 5", ["not valid TOML"]),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_the_key_and_the_file(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, text)
+    message = str(caught.value)
+    assert caught.value.exit_code is ExitCode.CONFIG
+    assert "\n" not in message
+    assert str(tmp_path / "gateway.toml") in message
+    assert "pydantic" not in message.lower()
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("XKV_CONTROL__PORT", "x", ["control.port", "whole number"]),
+        ("XKV_CONTROL__ALLOW_UNAUTHENTICATED", "maybe", ["true or false"]),
+        ("XKV_CARD__AU", "", ["card.au", "not a size"]),
+        ("XKV_CONTROL", "{}", ["unknown environment variable"]),
+        ("XKV_CONTROL__PROT", "1", ["did you mean XKV_CONTROL__PORT"]),
+        ("XKV_control__port", "1", ["unknown environment variable"]),
+        ("XKV_CONFIG", "/nonexistent/gateway.toml", ["/nonexistent/gateway.toml", "No such file"]),
+    ],
+)
+def test_a_bad_variable_is_named(variable: str, value: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file=None, environment={variable: value}, flags={})
+    for word in (variable, *words) if variable != "XKV_CONFIG" else words:
+        assert word in str(caught.value)
+
+
+def test_variables_of_tests_and_benchmarks_are_let_through() -> None:
+    load_config(file=None, environment={"XKV_SPDK_TGT": "/x", "XKV_SPDK_PERF": "/y"}, flags={})
+
+
+def test_a_bad_flag_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"control\.port = 'x' \(flag --port\): must be a whole number"):
+        load_config(file=None, environment={}, flags={("control", "port"): ("--port", "x")})
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"# " + b"x" * (1 << 20)])
+def test_a_file_that_is_no_text_or_far_too_large_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"gateway\.toml"):
+        load_config(file=path, environment={}, flags={})
