@@ -75,14 +75,14 @@ class Call:
     def reply(self, reply: Reply, payloads: Sequence[Buffer] = ()) -> None:
         """Answer with success. `payloads` (inline load) are sent without a copy: do not change them afterwards."""
         assert not self._answered, "a call is answered once"
-        self._answered = True
         self._sink.send_reply(self, reply, payloads)
+        self._answered = True
 
     def fail(self, error: RpcError) -> None:
         """Answer with an error."""
         assert not self._answered, "a call is answered once"
-        self._answered = True
         self._sink.send_error(self, error)
+        self._answered = True
 
 
 class Handler(Protocol):

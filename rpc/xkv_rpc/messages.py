@@ -31,10 +31,10 @@ PeerId = NewType("PeerId", bytes)
 
 
 def scope_of(salt: str) -> bytes:
-    """Turn a `cache_salt` into the scope that keeps its tenant apart. The empty salt is the empty scope.
+    r"""Turn a `cache_salt` into the scope that keeps its tenant apart. The empty salt is the empty scope.
 
     Raises:
-        ValueError: The salt has one of `@ / \\ NUL`, has over 128 characters, is `_default`, or is not valid Unicode.
+        ValueError: The salt has one of `@ / \ NUL`, has over 128 characters, is `_default`, or is not valid Unicode.
             The salt itself is not in the error.
     """
     if not salt:

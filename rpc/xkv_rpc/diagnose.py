@@ -1,0 +1,157 @@
+"""Why a header cannot be decoded: the slow, exact walk over a header that the fast decoder refused. Pure and bounded.
+
+The fast decoder only says no. The sender deserves to hear which field is at fault, whether it is too large or malformed,
+and the id of its request wherever that can still be read.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeGuard
+
+import msgpack
+
+from xkv_rpc.errors import ErrorCode, RpcError, XkvRpcError
+from xkv_rpc.messages import KEY_BYTES_MAX, PROTOCOL_VERSION, TEXT_BYTES_MAX, UINT64_MAX
+
+FIELDS_WALKED_MAX: Final = 17
+"""One more than a header may have, so that the walk stays short whatever a map's length field claims."""
+FIELD_NAME_CHARACTERS_MAX: Final = 64
+"""Longer names are cut before they are sent back."""
+_ARRAYS: Final = frozenset({"keys", "sizes", "offsets", "lengths"})
+
+
+class RequestRefusedError(XkvRpcError):
+    """A message that is not a request of this protocol.
+
+    Attributes:
+        request_id: The id to answer with; None where it cannot be read.
+        error: What to answer.
+    """
+
+    def __init__(self, request_id: int | None, error: RpcError) -> None:
+        super().__init__(str(error))
+        self.request_id = request_id
+        self.error = error
+
+
+def bad_request(field: str | None, message: str) -> RpcError:
+    """Make the error of a malformed request; `field` is cut to a sane length, since it may come from the sender."""
+    if field is not None and (len(field) > FIELD_NAME_CHARACTERS_MAX or not field.isprintable()):
+        field = field[:FIELD_NAME_CHARACTERS_MAX].encode("ascii", "backslashreplace").decode("ascii")
+    return RpcError(ErrorCode.BAD_REQUEST, message, field=field)
+
+
+def too_large(field: str | None, message: str) -> RpcError:
+    """Make the error of a request beyond a limit."""
+    return RpcError(ErrorCode.TOO_LARGE, message, field=field)
+
+
+def is_uint64(value: object) -> TypeGuard[int]:
+    """Whether this is an unsigned 64-bit integer and no boolean."""
+    return type(value) is int and 0 <= value <= UINT64_MAX
+
+
+def explain(header: bytes, keys_max: int, header_bytes_max: int) -> RequestRefusedError:
+    """Find out what is wrong with a header that was refused.
+
+    Args:
+        header: The frame.
+        keys_max: The longest array that a request may have.
+        header_bytes_max: What lies beyond this many bytes is not looked at.
+    """
+    if not header:
+        return RequestRefusedError(None, bad_request(None, "the header is empty"))
+    return _Walk(header[:header_bytes_max], keys_max, whole=len(header) <= header_bytes_max).run()
+
+
+class _Walk:
+    """One pass over a header, field by field; every array element is read on its own, and must be a scalar."""
+
+    def __init__(self, header: bytes, keys_max: int, *, whole: bool) -> None:
+        self._header = header
+        self._keys_max = keys_max
+        self._whole = whole
+        self._request_id: int | None = None
+        self._version = PROTOCOL_VERSION
+        self._field: str | None = None
+        # Elements may not be containers, so depth and allocation are bounded by the walk itself.
+        self._unpacker = msgpack.Unpacker(
+            raw=False, max_buffer_size=len(header), max_array_len=0, max_map_len=0, max_ext_len=0
+        )
+        self._unpacker.feed(header)
+
+    def run(self) -> RequestRefusedError:
+        try:
+            error = self._fields()
+        except msgpack.OutOfData:
+            error = (
+                bad_request(self._field, "the header ends too early")
+                if self._whole
+                else too_large(None, "the header is larger than any valid one")
+            )
+        except ValueError:
+            error = bad_request(self._field, "not valid msgpack of scalars and one level of arrays")
+        if self._version != PROTOCOL_VERSION:
+            # What is wrong by our rules may be right by those of the version that the sender speaks.
+            error = RpcError(ErrorCode.UNSUPPORTED_VERSION, "this server speaks version 1", field="v")
+        return RequestRefusedError(self._request_id, error)
+
+    def _fields(self) -> RpcError:
+        first = self._header[0]
+        if not (0x80 <= first <= 0x8F or first in {0xDE, 0xDF}):
+            return bad_request(None, "the header is not a map")
+        count = self._unpacker.read_map_header()
+        seen: set[object] = set()
+        for _ in range(min(count, FIELDS_WALKED_MAX)):
+            self._field = None
+            name = self._unpacker.unpack()
+            if type(name) is not str:
+                return bad_request(None, "the name of a field is not a string")
+            self._field = name
+            if name in seen:
+                if name == "id":
+                    self._request_id = None
+                return bad_request(name, "given twice")
+            seen.add(name)
+            error = self._value(name)
+            if error is not None:
+                return error
+        self._field = None
+        if count >= FIELDS_WALKED_MAX:
+            return bad_request(None, "more fields than any request has")
+        if self._unpacker.tell() < len(self._header):
+            return bad_request(None, "bytes after the end of the header")
+        return bad_request(None, "not a valid header")
+
+    def _value(self, name: str) -> RpcError | None:
+        start = self._unpacker.tell()
+        if start >= len(self._header):
+            raise msgpack.OutOfData
+        lead = self._header[start]
+        if name in _ARRAYS and (0x90 <= lead <= 0x9F or lead in {0xDC, 0xDD}):
+            count = self._unpacker.read_array_header()
+            if count > self._keys_max:
+                return too_large(name, f"more than {self._keys_max} elements")
+            for _ in range(count):
+                error = _oversized(name, self._unpacker.unpack())
+                if error is not None:
+                    return error
+            return None
+        value = self._unpacker.unpack()
+        if name == "id" and is_uint64(value):
+            self._request_id = value
+        elif name == "v" and type(value) is int:
+            self._version = value
+        return _oversized(name, value)
+
+
+def _oversized(name: str, value: object) -> RpcError | None:
+    if len(name) > TEXT_BYTES_MAX:
+        return bad_request(name, "unknown field")
+    if type(value) is str and len(value.encode()) > TEXT_BYTES_MAX:
+        if name == "op":
+            return RpcError(ErrorCode.UNKNOWN_OP, "this server has no such operation", field="op")
+        return bad_request(name, f"text longer than {TEXT_BYTES_MAX} bytes")
+    if type(value) is bytes and len(value) > KEY_BYTES_MAX:
+        return bad_request(name, f"binary longer than {KEY_BYTES_MAX} bytes")
+    return None
