@@ -1,0 +1,387 @@
+"""A simulated namespace: the block device contract over a `Medium`, in virtual time, with faults from a seed.
+
+Fault model (what the medium itself may do to unflushed data is in `medium.py`):
+
+    latency      each command takes a drawn time, and its effect comes at a drawn moment within it; a write may take effect
+                 in two parts, so that a concurrent read sees half of it
+    connection   it may break at any moment. Commands in flight raise `OutcomeUnknown(settles_at_ns)`. Of the writes among
+                 them some were executed, some never will be, some are executed *late*: any time before `settles_at_ns`,
+                 also after the reconnect, in whole or in part. Until it is back, commands raise `DeviceOffline`
+    cancel       a write that is cut short ends its association, for everybody
+    failure      a command may complete with an error status: a write then has an undefined effect, and is over
+    read         bits may flip on the way (the next read is right) or for good; a read may bring another place's bytes;
+                 a data digest may fail (`DataCorrupted`)
+    power        loss at command number n: nothing is answered any more; the medium draws what survives
+    death        the gateway's process dies: as a broken connection that nobody hears of
+
+Every fault is counted, so that an oracle knows what may be blamed on the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tests.sim.medium import SECTOR_BYTES, Medium, Written
+from xkv_nvmeof.blockdev import (
+    ByteRange,
+    CommandFailed,
+    DataCorrupted,
+    DeviceCounters,
+    DeviceIdentity,
+    DeviceOffline,
+    DeviceState,
+    Geometry,
+    OutcomeUnknown,
+)
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    from tests.sim.loop import SimLoop
+
+GENERIC_STATUS: Final = 0
+INTERNAL_ERROR: Final = 0x06
+"""NVMe base 2.0, figure 94: Internal Error."""
+COMMANDS_MAX: Final = 10_000
+"""Commands in flight, at most: more is a caller without a bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Probabilities are for each command; 0 everywhere is a perfect device."""
+
+    latency_ns_max: int = 400_000
+    slow_probability: float = 0.0
+    """A slow command takes up to `slow_ns_max` instead."""
+    slow_ns_max: int = 200_000_000
+    break_probability: float = 0.0
+    offline_ns_max: int = 2_000_000_000
+    settle_ns: int = 5_000_000_000
+    late_probability: float = 0.6
+    """Share of the writes of unknown outcome that are executed later; of the rest half were executed, half never are."""
+    fail_probability: float = 0.0
+    transient_flip_probability: float = 0.0
+    persistent_flip_probability: float = 0.0
+    misdirect_probability: float = 0.0
+    digest_probability: float = 0.0
+
+
+@dataclass(slots=True)
+class Injected:
+    """Faults that happened."""
+
+    breaks: int = 0
+    unknown_outcomes: int = 0
+    late_writes: int = 0
+    failures: int = 0
+    read_faults: int = 0
+    """Transient flips, misdirected reads and failed digests."""
+    persistent_flips: int = 0
+
+    @property
+    def errors(self) -> int:
+        """Commands that raised something."""
+        return self.breaks + self.unknown_outcomes + self.failures
+
+
+class SimDevice:
+    """One host's view of a medium: one association after the other."""
+
+    def __init__(
+        self,
+        loop: SimLoop,
+        medium: Medium,
+        rng: random.Random,
+        faults: Faults,
+        *,
+        power_loss_at: int | None = None,
+        on_power_loss: Callable[[], None] | None = None,
+    ) -> None:
+        self.medium = medium
+        self.faults = faults
+        self.injected = Injected()
+        self.commands = 0
+        self._loop = loop
+        self._rng = rng
+        self._power_loss_at = power_loss_at
+        self._on_power_loss = on_power_loss
+        self._state = DeviceState.ONLINE
+        self._counters = DeviceCounters()
+        self._listeners: list[Callable[[DeviceState, str], None]] = []
+        self._in_flight: dict[asyncio.Future[None], Written | None] = {}
+        self._numbers: dict[int, int] = {}
+        """Number on the medium of each write in flight, by its identity."""
+        self._back_online: asyncio.TimerHandle | None = None
+        self._dead = False
+        """Power or process gone: nothing is answered any more."""
+
+    # --- the contract: facts --------------------------------------------------------------------------------
+
+    @property
+    def geometry(self) -> Geometry:
+        medium = self.medium
+        return Geometry(
+            block_bytes=medium.block_bytes,
+            block_count=medium.size_bytes // medium.block_bytes,
+            volatile_write_cache=medium.volatile,
+            can_deallocate=True,
+            deallocate_zeroes=True,
+            can_write_zeroes=True,
+            preferred_io_bytes=128 << 10,
+        )
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        return DeviceIdentity("nqn.2026-01.test:sim", 1, b"\x01" * 16, b"\x02" * 16, "SIM0", "simulated")
+
+    @property
+    def state(self) -> DeviceState:
+        return self._state
+
+    @property
+    def counters(self) -> DeviceCounters:
+        return self._counters
+
+    def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
+        self._listeners.append(listener)
+
+    # --- the contract: commands -----------------------------------------------------------------------------
+
+    async def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+        length_bytes = sum(map(len, buffers))
+        self._check(offset_bytes, length_bytes)
+        data = b""
+
+        def execute() -> None:
+            nonlocal data
+            data = self._read(offset_bytes, length_bytes)
+
+        await self._command(execute, None)
+        at = 0
+        for buffer in buffers:
+            buffer[:] = data[at : at + len(buffer)]
+            at += len(buffer)
+        self._counters.read_commands += 1
+        self._counters.read_bytes += length_bytes
+
+    async def write_from(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+        data = b"".join(buffers)
+        self._check(offset_bytes, len(data))
+        await self._write(Written(offset_bytes, data))
+        assert data == b"".join(buffers), "the caller changed a buffer that belonged to the device"
+        self._counters.write_commands += 1
+        self._counters.write_bytes += len(data)
+
+    async def flush(self) -> None:
+        covered = self.medium.returned_so_far()
+        await self._command(lambda: self.medium.flush(covered), None)
+        self._counters.flush_commands += 1
+
+    async def deallocate(self, ranges: Sequence[ByteRange]) -> None:
+        for part in ranges:
+            self._check(part.offset_bytes, part.length_bytes)
+            await self._write(Written(part.offset_bytes, bytes(part.length_bytes)))
+        self._counters.deallocate_commands += 1
+
+    async def write_zeroes(self, byte_range: ByteRange) -> None:
+        self._check(byte_range.offset_bytes, byte_range.length_bytes)
+        await self._write(Written(byte_range.offset_bytes, bytes(byte_range.length_bytes)))
+        self._counters.write_zeroes_commands += 1
+
+    async def aclose(self) -> None:
+        if self._back_online is not None:
+            self._back_online.cancel()
+        self._set_state(DeviceState.OFFLINE, "closed")
+        self._dead = True
+
+    # --- faults from outside --------------------------------------------------------------------------------
+
+    def break_connection(self, offline_ns: int) -> None:
+        """End the association; a new one comes after `offline_ns`."""
+        if self._dead or self._state is DeviceState.OFFLINE:
+            return
+        self.injected.breaks += 1
+        settles_at_ns = self._loop.clock() + self.faults.settle_ns
+        in_flight, self._in_flight = self._in_flight, {}
+        for future, write in in_flight.items():
+            if write is not None:
+                self._leave_behind(write)
+            if not future.done():
+                self.injected.unknown_outcomes += 1
+                self._counters.errors += 1
+                future.set_exception(OutcomeUnknown("the connection broke", settles_at_ns=settles_at_ns))
+        self._set_state(DeviceState.OFFLINE, "the connection broke")
+        self._back_online = self._loop.call_later(offline_ns / 1e9, self._reconnect)
+
+    def lose_power(self) -> None:
+        """Host and target lose their power: callers never hear of their commands. The medium is left to the caller."""
+        self._dead = True
+        self._in_flight.clear()
+        if self._on_power_loss is not None:
+            self._on_power_loss()
+
+    def die(self) -> None:
+        """The host's process dies, the target lives on: what was sent may be executed until it is settled."""
+        in_flight, self._in_flight = self._in_flight, {}
+        for write in in_flight.values():
+            if write is not None:
+                self._leave_behind(write)
+        self._dead = True
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _check(self, offset_bytes: int, length_bytes: int) -> None:
+        block_bytes = self.medium.block_bytes
+        assert length_bytes > 0, "an empty transfer"
+        assert offset_bytes % block_bytes == 0, "an offset within a block"
+        assert length_bytes % block_bytes == 0, "a length that is not whole blocks"
+        assert offset_bytes + length_bytes <= self.medium.size_bytes, "a transfer beyond the namespace"
+
+    async def _write(self, write: Written) -> None:
+        """Carry a write to the medium, in one or two parts."""
+        sectors = len(write.data) // SECTOR_BYTES
+        middle = self._rng.randrange(sectors + 1)
+
+        def first_part() -> None:
+            number = self._numbers.get(id(write))
+            if number is not None and 0 < middle < sectors:
+                self.medium.execute(number, 0, middle)
+
+        def rest() -> None:
+            number = self._numbers.pop(id(write), None)
+            if number is not None:
+                self.medium.execute(number, middle if 0 < middle < sectors else 0)
+
+        await self._command(rest, write, first_part)
+        write.returned = True
+
+    async def _command(
+        self, execute: Callable[[], None], write: Written | None, earlier: Callable[[], None] | None = None
+    ) -> None:
+        self._start(write)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._in_flight[future] = write
+        duration_ns = self._latency_ns()
+        executes_ns = self._rng.randrange(duration_ns + 1)
+        fails = self._rng.random() < self.faults.fail_probability
+        breaks = self._rng.random() < self.faults.break_probability
+
+        def effect() -> None:
+            if future not in self._in_flight or self._dead:
+                return
+            if breaks:
+                self.break_connection(1 + self._rng.randrange(self.faults.offline_ns_max))
+            elif not fails:
+                execute()
+            elif write is not None:
+                self._half_done(write)
+
+        if earlier is not None:
+            self._loop.call_later(
+                self._rng.randrange(executes_ns + 1) / 1e9, lambda: None if future.done() or self._dead else earlier()
+            )
+        self._loop.call_later(executes_ns / 1e9, effect)
+        self._loop.call_later(duration_ns / 1e9, self._complete, future, fails)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if self._in_flight.get(future) is not None:
+                self.break_connection(1 + self._rng.randrange(self.faults.offline_ns_max))
+            raise
+        finally:
+            self._in_flight.pop(future, None)
+
+    def _start(self, write: Written | None) -> None:
+        if not self._dead:
+            self.commands += 1
+            if self.commands == self._power_loss_at:
+                self.lose_power()
+        if self._dead or self._state is DeviceState.OFFLINE:
+            raise DeviceOffline("no connection")
+        assert len(self._in_flight) < COMMANDS_MAX, "more commands in flight than any caller should send"
+        if write is not None:
+            self._numbers[id(write)] = self.medium.send(write)
+
+    def _complete(self, future: asyncio.Future[None], fails: bool) -> None:
+        if future.done() or self._dead or future not in self._in_flight:
+            return
+        if not fails:
+            future.set_result(None)
+            return
+        self.injected.failures += 1
+        self._counters.errors += 1
+        future.set_exception(
+            CommandFailed(
+                "simulated", status_code_type=GENERIC_STATUS, status_code=INTERNAL_ERROR, do_not_retry=False
+            )
+        )
+
+    def _latency_ns(self) -> int:
+        slow = self._rng.random() < self.faults.slow_probability
+        return 1000 + self._rng.randrange(self.faults.slow_ns_max if slow else self.faults.latency_ns_max)
+
+    def _read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        faults, rng = self.faults, self._rng
+        if rng.random() < faults.misdirect_probability:
+            self.injected.read_faults += 1
+            blocks = (self.medium.size_bytes - length_bytes) // self.medium.block_bytes
+            return self.medium.read(rng.randrange(blocks + 1) * self.medium.block_bytes, length_bytes)
+        if rng.random() < faults.persistent_flip_probability:
+            self.injected.persistent_flips += 1
+            sector = offset_bytes // SECTOR_BYTES + rng.randrange(length_bytes // SECTOR_BYTES)
+            self.medium.damage(sector, rng.randrange(SECTOR_BYTES * 8))
+        data = self.medium.read(offset_bytes, length_bytes)
+        if rng.random() < faults.transient_flip_probability:
+            self.injected.read_faults += 1
+            flipped = bytearray(data)
+            flipped[rng.randrange(length_bytes)] ^= 1 << rng.randrange(8)
+            data = bytes(flipped)
+        if rng.random() < faults.digest_probability:
+            self.injected.read_faults += 1
+            raise DataCorrupted("simulated")
+        return data
+
+    def _half_done(self, write: Written) -> None:
+        """A write that fails is over: any part of it may have been executed."""
+        number = self._numbers.pop(id(write), None)
+        if number is None:
+            return
+        sectors = len(write.data) // SECTOR_BYTES
+        upto = self._rng.randrange(sectors)
+        if upto:
+            self.medium.execute(number, 0, upto)
+        self.medium.forget(number)
+
+    def _leave_behind(self, write: Written) -> None:
+        """Decide what becomes of a write whose association ended."""
+        number = self._numbers.pop(id(write), None)
+        if number is None:
+            return  # executed before the connection broke
+        if self._rng.random() < self.faults.late_probability:
+            delay_ns = self._rng.randrange(self.faults.settle_ns)
+            self.injected.late_writes += 1
+            self._loop.call_later(delay_ns / 1e9, self._land, number)
+        elif self._rng.random() < 0.5:
+            self.medium.execute(number)
+        else:
+            self.medium.forget(number)
+
+    def _land(self, number: int) -> None:
+        if number in self.medium.in_flight:
+            self.medium.execute(number)
+
+    def _reconnect(self) -> None:
+        self._back_online = None
+        if not self._dead:
+            self._counters.reconnects += 1
+            self._set_state(DeviceState.ONLINE, "connected again")
+
+    def _set_state(self, state: DeviceState, reason: str) -> None:
+        if state is self._state:
+            return
+        self._state = state
+        for listener in self._listeners:
+            listener(state, reason)
