@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xkv_gateway.card.format_errors import BadField, CardTooSmall
+from xkv_gateway.card.record_codec import record_bytes_max
 from xkv_gateway.card.structure import BLOCK_BYTES, align_up
 from xkv_gateway.card.tables import (
     EXTENTS,
@@ -41,6 +42,8 @@ OBJECTS_DEFAULT_MAX: Final = 10_000_000
 BLOCK_SIZES: Final = (512, 4096)
 
 JOURNAL_BYTES_MIN: Final = 256 << 10
+JOURNAL_BATCHES_MIN: Final = 4
+"""The largest record there can be fits at least so often."""
 JOURNAL_BYTES_MAX: Final = 512 * MIB
 """Long enough that a background checkpoint ends before it is full, short enough to be replayed in seconds."""
 LEDGER_BYTES_MIN: Final = 256 << 10
@@ -168,7 +171,9 @@ def plan(size_bytes: int, block_bytes: int, au_bytes: int, max_objects: int | No
         max_objects = max(1, min(units, OBJECTS_DEFAULT_MAX))
     _require(1 <= max_objects <= OBJECTS_MAX, "max_objects", f"{max_objects}: not from 1 to {OBJECTS_MAX}")
     ledger = align_up(min(max(size_bytes // 1024, LEDGER_BYTES_MIN), LEDGER_BYTES_MAX))
-    journal = align_up(min(max(size_bytes // 64, JOURNAL_BYTES_MIN), JOURNAL_BYTES_MAX))
+    largest = align_up(record_bytes_max(max_objects, units) + CHUNK_HEADER_BYTES)
+    journal = max(min(size_bytes // 64, JOURNAL_BYTES_MAX), JOURNAL_BYTES_MIN, JOURNAL_BATCHES_MIN * largest)
+    journal = align_up(journal)
     checkpoint = checkpoint_bytes(max_objects, units, ledger)
     regions: list[Region] = []
     at = HEAD_BYTES
