@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 Lsn = NewType("Lsn", int)
 Slot = NewType("Slot", int)
@@ -54,8 +54,7 @@ class LoadStatus(Enum):
     IO_ERROR = "io_error"
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """A run of allocation units of the data area."""
 
     start_au: int
@@ -77,6 +76,8 @@ class EngineLimits:
     """Background eviction starts when used bytes reach this share of the capacity."""
     eviction_low_watermark: float
     """... and goes on until they are at most this share."""
+    corrupt_hold_ns: int = 600_000_000_000
+    """How long the units of an object with a wrong checksum stay out of use."""
 
 
 # --- requests ---------------------------------------------------------------------------------------------
@@ -135,8 +136,7 @@ class LookupOutcome:
     lease_ttl_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
+class ReadPlan(NamedTuple):
     """A pinned object: read `extents`, verify `checksum` over `size_bytes`, then `end_load`."""
 
     slot: Slot
@@ -146,8 +146,7 @@ class ReadPlan:
     extents: tuple[Extent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WritePlan:
+class WritePlan(NamedTuple):
     """A reservation: write the payload to `extents`, then `commit_store` or `abort_store`."""
 
     slot: Slot
@@ -182,6 +181,15 @@ class DeleteOutcome:
     """How many keys were held, and the record that the reply waits for."""
 
     deleted: int
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class WipeOutcome:
+    """What a wipe removed, and the record that the reply waits for."""
+
+    objects: int
+    bytes: int
     lsn: Lsn
 
 

@@ -1,0 +1,245 @@
+"""The engine: one synchronous mutator that knows what is held, where, and who may read it. No I/O, clock or randomness.
+
+It never awaits, so between two calls the state is whole and no lock exists. Time is an argument (monotonic ns). What must
+survive is told as records: the shell appends those of one turn as one journal write, calls `persisted`, and then
+releases the replies that waited for their LSN.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .audit import audit
+from .eviction import Eviction
+from .lifecycle import State
+from .reads import Reads
+from .records import DeleteCause, Record, WipeRecord
+from .removal import Removal
+from .state import EngineState
+from .stores import Stores
+from .types import DeleteOutcome, Usage, WipeOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .counters import Counters
+    from .types import (
+        BeginLoad,
+        BeginStore,
+        CommitOutcome,
+        Delete,
+        EngineLimits,
+        LeaseId,
+        Lookup,
+        LookupOutcome,
+        Lsn,
+        ReadPlan,
+        StoreOutcome,
+        WritePlan,
+    )
+
+
+class Engine:
+    """The façade. Every method takes the time, does its work at once and leaves a whole state.
+
+    Args:
+        limits: what the engine is built for; all tables have their final size from the start.
+        digest_secret: the card's secret that identities are digested with, 16 to 64 bytes.
+        entropy: gives that many unguessable bytes, for lease ids.
+    """
+
+    def __init__(
+        self, limits: EngineLimits, *, digest_secret: bytes, entropy: Callable[[int], bytes]
+    ) -> None:
+        self._state = EngineState(limits, digest_secret)
+        self._removal = Removal(self._state)
+        self._eviction = Eviction(self._state, self._removal)
+        self._stores = Stores(self._state, self._removal, self._eviction)
+        self._reads = Reads(self._state, self._removal, entropy)
+        self._now_ns = 0
+
+    @property
+    def counters(self) -> Counters:
+        """What happened since the start."""
+        return self._state.counters
+
+    @property
+    def last_lsn(self) -> Lsn:
+        """The LSN of the newest record."""
+        return self._state.log.last_lsn
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    def lookup(self, request: Lookup, now_ns: int) -> LookupOutcome:
+        """Which keys are held (R2), and a lease over the hits where asked for and within the scope's bounds.
+
+        Only with a lease granted do the objects count as used.
+        """
+        self._now_ns = now_ns
+        return self._reads.lookup(request, now_ns)
+
+    def begin_load(self, request: BeginLoad, now_ns: int) -> list[ReadPlan | None]:
+        """Pin the objects of the keys for reading; None: a miss. The same key twice gives two pins.
+
+        With a lease, its generations are pinned, also if they are doomed, but not once they were wiped.
+        """
+        self._now_ns = now_ns
+        return self._reads.begin_load(request, now_ns)
+
+    def end_load(self, plans: Sequence[ReadPlan], corrupt: Sequence[ReadPlan], now_ns: int) -> Lsn:
+        """Unpin. The corrupt ones among the plans are removed, and their units held out of use (R6).
+
+        Returns:
+            The LSN of their delete records, or NO_LSN.
+
+        Raises:
+            StalePlan: a plan is not pinned; nothing was changed.
+        """
+        self._now_ns = now_ns
+        return self._reads.end_load(plans, corrupt, now_ns)
+
+    def renew(self, lease: LeaseId, ttl_ns: int, now_ns: int) -> int:
+        """Let a lease end `ttl_ns` from now, or at the longest that is allowed.
+
+        Returns:
+            The granted ns.
+
+        Raises:
+            UnknownLease: it ended or is unknown, or one of its objects is doomed.
+        """
+        self._now_ns = now_ns
+        return self._reads.renew(lease, ttl_ns, now_ns)
+
+    def release(self, lease: LeaseId, now_ns: int) -> None:
+        """End a lease.
+
+        Raises:
+            UnknownLease: it ended before, or is unknown.
+        """
+        self._now_ns = now_ns
+        self._reads.release(lease, now_ns)
+
+    # --- writing ------------------------------------------------------------------------------------------
+
+    def begin_store(self, request: BeginStore, now_ns: int) -> StoreOutcome:
+        """Reserve room for each key that is not held; evicts what that needs, never more, never for a key that cannot fit."""
+        self._now_ns = now_ns
+        self._reads.expire(now_ns)
+        return self._stores.begin(request)
+
+    def commit_store(
+        self, plans: Sequence[WritePlan], checksums: Sequence[int], now_ns: int
+    ) -> CommitOutcome:
+        """The payloads of the plans are complete on the device; visible once the outcome's LSN is durable.
+
+        A plan that was cancelled, committed or aborted before is CANCELLED.
+
+        Raises:
+            StalePlan: the same plan twice; nothing was changed.
+        """
+        self._now_ns = now_ns
+        return self._stores.commit(plans, checksums)
+
+    def abort_store(self, plans: Sequence[WritePlan], now_ns: int, settles_at_ns: int | None) -> None:
+        """Give reservations back; `settles_at_ns` says from when no write of theirs can land (None: already, R4).
+
+        A plan that was committed or aborted before is left alone.
+
+        Raises:
+            StalePlan: the same plan twice; nothing was changed.
+        """
+        self._now_ns = now_ns
+        self._stores.abort(plans, settles_at_ns)
+
+    def delete(self, request: Delete, now_ns: int) -> DeleteOutcome:
+        """Forget keys. Stores of them that are under way are cancelled; commits under way come first, then go."""
+        self._now_ns = now_ns
+        state, table = self._state, self._state.slots
+        low, high = state.digester.digest(request.namespace, request.scope, request.keys)
+        slots, held = state.index.find(low, high)
+        slots = np.unique(slots[held])
+        reserved = table.state[slots] == State.RESERVED
+        doomed = slots[~reserved]
+        if reserved.any():
+            self._removal.cancel(slots[reserved])
+        self._removal.doom(doomed, DeleteCause.DELETED)
+        state.counters.deleted += len(doomed)
+        # Also a key that someone else deleted a moment ago is gone for good only with that record.
+        return DeleteOutcome(len(doomed), state.log.unless_durable(self._removal.last_tombstone_lsn))
+
+    def wipe(self, namespace: str, scope: bytes | None, now_ns: int) -> WipeOutcome:
+        """Forget all of a namespace, or of one scope in it; leased loads of it are misses from here on."""
+        self._now_ns = now_ns
+        state, table = self._state, self._state.slots
+        objects = wiped_bytes = 0
+        homes = state.names.find_all(namespace, scope)
+        if homes:
+            state.log.add(WipeRecord(state.log.next_lsn(), namespace, scope))
+        for home in homes:
+            for lease in (home.leases or {}).values():
+                lease.wiped = True
+            members = state.recency.members(home.uses, home.ident)
+            reserved = table.state[members] == State.RESERVED
+            doomed = members[~reserved]
+            wiped_bytes += int(table.size_bytes[doomed].sum(dtype=np.int64))
+            objects += len(doomed)
+            self._removal.doom(doomed, DeleteCause.WIPED)
+            self._removal.cancel(members[reserved])
+        state.counters.wiped += objects
+        last = state.log.last_lsn if homes else self._removal.last_tombstone_lsn
+        return WipeOutcome(objects, wiped_bytes, state.log.unless_durable(last))
+
+    # --- durability and time ------------------------------------------------------------------------------
+
+    def take_records(self) -> list[Record]:
+        """The durable records since the last call, in the order of their LSNs."""
+        return self._state.log.take()
+
+    def persisted(self, lsn: Lsn, now_ns: int) -> None:
+        """Records up to `lsn` are durable: puts become LIVE (R2), doomed objects without a guard free (R3)."""
+        self._now_ns = now_ns
+        assert self._state.log.persisted_lsn <= lsn <= self.last_lsn, "persisted out of order"
+        self._state.log.persisted_lsn = lsn
+        self._stores.persisted(lsn)
+        self._removal.persisted(lsn)
+
+    def tick(self, now_ns: int) -> None:
+        """Expire leases, end quarantines, evict in the background: a bounded amount of each."""
+        self._now_ns = now_ns
+        self._reads.expire(now_ns)
+        self._removal.settle(now_ns)
+        self._eviction.run()
+
+    def next_deadline(self) -> int | None:
+        """When `tick` wants to be called next (monotonic ns; a time that has passed: at once), or None: not at all."""
+        if self._eviction.wanted():
+            return self._now_ns
+        times = (self._state.leases.next_deadline(), self._removal.next_deadline())
+        return min((each for each in times if each is not None), default=None)
+
+    # --- inspection ---------------------------------------------------------------------------------------
+
+    def usage(self) -> Usage:
+        """Where the units are (R5)."""
+        table = self._state.slots
+        units = table.units_in.tolist()
+        return Usage(
+            free_au=units[State.ABSENT],
+            reserved_au=units[State.RESERVED] + units[State.COMMITTING],
+            live_au=units[State.LIVE],
+            doomed_au=units[State.DOOMED],
+            quarantined_au=units[State.QUARANTINED],
+            live_objects=int(table.objects_in[State.LIVE]),
+            leases=len(self._state.leases.by_id),
+            leased_au=table.leased_au,
+        )
+
+    def audit(self) -> None:
+        """Recompute every total from the entries (R5). For tests and simulation: reads all tables.
+
+        Raises:
+            BrokenInvariant: something does not follow from the entries.
+        """
+        audit(self._state, self._removal)

@@ -1,0 +1,184 @@
+"""Lookups, loads and leases: everything that only reads objects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from .errors import StalePlan, UnknownLease
+from .leases import Lease
+from .lifecycle import State
+from .types import NO_LSN, LeaseId, LookupMode, LookupOutcome, ReadPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .arrays import U32, Bools
+    from .names import Home
+    from .removal import Removal
+    from .state import EngineState
+    from .types import BeginLoad, Lookup, Lsn
+
+LEASE_ID_BYTES: Final = 16
+EXPIRIES_PER_TURN: Final = 1024
+"""Leases cleaned up in one call; those left are over all the same, by the clock."""
+
+
+class Reads:
+    """Reads objects, guards them while they are read."""
+
+    def __init__(self, state: EngineState, removal: Removal, entropy: Callable[[int], bytes]) -> None:
+        self._state = state
+        self._removal = removal
+        self._entropy = entropy
+
+    def lookup(self, request: Lookup, now_ns: int) -> LookupOutcome:
+        """See `Engine.lookup`."""
+        state, table = self._state, self._state.slots
+        low, high = state.digester.digest(request.namespace, request.scope, request.keys)
+        slots, live = state.index.find(low, high)
+        live &= table.state.take(slots) == State.LIVE
+        complete = bool(live.all())
+        sizes: list[int | None]
+        if request.mode is LookupMode.PREFIX:
+            found = slots if complete else slots[: int(live.argmin())]
+            sizes = table.size_bytes[found].tolist()
+        else:
+            found = slots if complete else slots[live]
+            sizes = table.size_bytes[slots].tolist()
+            if not complete:
+                for i in np.flatnonzero(~live).tolist():
+                    sizes[i] = None
+        hits = len(found)
+        state.counters.lookup_hits += hits
+        state.counters.lookup_misses += len(slots) - hits
+        if not hits or request.lease_ttl_ns <= 0:
+            return LookupOutcome(hits, sizes, None, 0)
+        home = state.names.home(int(table.home[found[0]]))
+        ttl_ns = min(request.lease_ttl_ns, state.limits.lease_ttl_max_ns)
+        lease = self._grant(home, found, now_ns, ttl_ns)
+        return LookupOutcome(hits, sizes, lease, ttl_ns if lease is not None else 0)
+
+    def begin_load(self, request: BeginLoad, now_ns: int) -> list[ReadPlan | None]:
+        """See `Engine.begin_load`."""
+        state, table = self._state, self._state.slots
+        low, high = state.digester.digest(request.namespace, request.scope, request.keys)
+        found: Bools
+        if request.lease is None:
+            slots, found = state.index.find(low, high)
+            found &= table.state[slots] == State.LIVE
+        else:
+            lease = state.leases.find(request.lease, now_ns)
+            if lease is None or lease.wiped:
+                state.counters.load_misses += len(request.keys)
+                return [None] * len(request.keys)
+            slots, found = lease.covered(low, high, table.digest_low, table.digest_high)
+        pinned = slots if found.all() else slots[found]
+        state.counters.load_hits += len(pinned)
+        state.counters.load_misses += len(slots) - len(pinned)
+        if not len(pinned):
+            return [None] * len(slots)
+        table.pin(pinned)
+        alive = pinned[table.state[pinned] == State.LIVE]
+        if len(alive):
+            home = state.names.home(int(table.home[alive[0]]))
+            state.recency.touch(home.uses, home.ident, alive, home.members)
+        plans = map(
+            ReadPlan,
+            pinned.tolist(),
+            table.generation[pinned].tolist(),
+            table.size_bytes[pinned].tolist(),
+            table.checksum[pinned].tolist(),
+            state.extents_of(pinned),
+        )
+        if len(pinned) == len(slots):
+            return list(plans)
+        return [next(plans) if hit else None for hit in found.tolist()]
+
+    def end_load(self, plans: Sequence[ReadPlan], corrupt: Sequence[ReadPlan], now_ns: int) -> Lsn:
+        """See `Engine.end_load`."""
+        if not plans:
+            return NO_LSN
+        table = self._state.slots
+        slots = self._pinned(plans)
+        lsn = NO_LSN
+        if corrupt:
+            bad = np.unique(self._pinned(corrupt))
+            assert np.isin(bad, slots).all(), "a corrupt plan that is not among the plans"
+            self._state.counters.corrupt += len(bad)
+            lsn = self._removal.doom_corrupt(bad, now_ns + self._state.limits.corrupt_hold_ns)
+        self._removal.unguarded(table.unpin(slots))
+        return lsn
+
+    def renew(self, ident: LeaseId, ttl_ns: int, now_ns: int) -> int:
+        """See `Engine.renew`."""
+        state, table = self._state, self._state.slots
+        lease = state.leases.find(ident, now_ns)
+        if lease is None or lease.wiped or not (table.state[lease.slots] == State.LIVE).all():
+            msg = "the lease ended, or cannot be kept"
+            raise UnknownLease(msg)
+        granted_ns = min(ttl_ns, state.limits.lease_ttl_max_ns)
+        state.leases.prolong(lease, now_ns + granted_ns)
+        state.counters.leases_renewed += 1
+        return granted_ns
+
+    def release(self, ident: LeaseId, now_ns: int) -> None:
+        """See `Engine.release`."""
+        lease = self._state.leases.find(ident, now_ns)
+        if lease is None:
+            msg = "the lease ended"
+            raise UnknownLease(msg)
+        self._state.counters.leases_released += 1
+        self._end(lease)
+
+    def expire(self, now_ns: int) -> None:
+        """Clean up leases whose time is over, at most EXPIRIES_PER_TURN."""
+        for _ in range(EXPIRIES_PER_TURN):
+            lease = self._state.leases.due(now_ns)
+            if lease is None:
+                return
+            self._state.counters.leases_expired += 1
+            self._end(lease)
+
+    def _grant(self, home: Home, slots: U32, now_ns: int, ttl_ns: int) -> LeaseId | None:
+        state, table = self._state, self._state.slots
+        leased_bytes = int(table.size_bytes[slots].sum(dtype=np.int64))
+        if not self._may_lease(home, leased_bytes):
+            self.expire(now_ns)
+            if not self._may_lease(home, leased_bytes):
+                state.counters.leases_refused += 1
+                return None
+        unique = state.recency.touch(home.uses, home.ident, slots, home.members)
+        if len(unique) != len(slots):
+            leased_bytes = int(table.size_bytes[unique].sum(dtype=np.int64))
+        table.lease(unique)
+        ident = LeaseId(self._entropy(LEASE_ID_BYTES))
+        state.leases.add(Lease(ident, home, unique, table.generation[unique], leased_bytes, now_ns + ttl_ns))
+        state.counters.leases_granted += 1
+        return ident
+
+    def _may_lease(self, home: Home, leased_bytes: int) -> bool:
+        limits, scope = self._state.limits, home.scope
+        return (
+            scope.leases < limits.leases_per_scope_max
+            and scope.leased_bytes + leased_bytes <= limits.leased_bytes_per_scope_max
+        )
+
+    def _end(self, lease: Lease) -> None:
+        state = self._state
+        assert (state.slots.generation[lease.slots] == lease.generations).all(), "a leased slot was reused"
+        state.leases.remove(lease)
+        self._removal.unguarded(state.slots.unlease(lease.slots))
+        state.drop_references(lease.home, 1)
+
+    def _pinned(self, plans: Sequence[ReadPlan]) -> U32:
+        """Slots of plans that are pinned, or StalePlan with nothing changed (R7)."""
+        table = self._state.slots
+        slots = np.array([plan.slot for plan in plans], np.uint32)
+        generations = np.array([plan.generation for plan in plans], np.uint32)
+        unique, counts = np.unique(slots, return_counts=True)
+        if (table.generation[slots] != generations).any() or (table.pins[unique] < counts).any():
+            msg = "a load was ended twice"
+            raise StalePlan(msg)
+        return slots

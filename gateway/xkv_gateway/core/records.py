@@ -1,0 +1,132 @@
+"""The durable records: what a journal must hold to rebuild the index, in the order of their LSNs.
+
+Batches are structs of arrays, so that a journal encodes them with a few copies. Replayed from the first, they give the
+index at any LSN; an object is named by slot and generation, which no two objects share.
+
+    NamespaceNamed, ScopeNamed   bind an id, before the first object that carries it; a later one binds it anew
+    PutBatch                     objects that are COMMITTING: LIVE once the record is durable (R2)
+    DeleteBatch                  objects that are DOOMED: their extents are free only after a FreedBatch (R3)
+    FreedBatch                   objects that are ABSENT: their extents may belong to a later put
+    WipeRecord                   a wipe, by name; the DeleteBatches after it name its objects
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from .types import NO_LSN, Lsn
+
+if TYPE_CHECKING:
+    from .arrays import U8, U32, U64
+
+RECORD_OBJECTS_MAX: Final = 4096
+"""Objects in one record, at most: bounds what a journal writes at once."""
+
+
+class DeleteCause(IntEnum):
+    """Why objects were doomed."""
+
+    DELETED = 0
+    EVICTED_WATERMARK = 1
+    EVICTED_DEMAND = 2
+    WIPED = 3
+    CORRUPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceNamed:
+    """From here on `namespace_id` means `name`."""
+
+    lsn: Lsn
+    namespace_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeNamed:
+    """From here on `scope_id` means `name`."""
+
+    lsn: Lsn
+    scope_id: int
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PutBatch:
+    """Objects that were stored. All arrays have one element an object, but the last two."""
+
+    lsn: Lsn
+    slots: U32
+    generations: U32
+    digests_low: U64
+    digests_high: U64
+    namespace_ids: U32
+    scope_ids: U32
+    sizes_bytes: U32
+    checksums: U64
+    extent_counts: U8
+    """Extents of each object; `extent_*` list them, object after object."""
+    extent_starts_au: U32
+    extent_counts_au: U32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeleteBatch:
+    """Objects that were doomed."""
+
+    lsn: Lsn
+    cause: DeleteCause
+    slots: U32
+    generations: U32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FreedBatch:
+    """Doomed objects that are gone, so that their slots and extents are free."""
+
+    lsn: Lsn
+    slots: U32
+    generations: U32
+
+
+@dataclass(frozen=True, slots=True)
+class WipeRecord:
+    """All objects of a namespace, or of one scope in it, that were put before."""
+
+    lsn: Lsn
+    namespace: str
+    scope: bytes | None
+
+
+Record = NamespaceNamed | ScopeNamed | PutBatch | DeleteBatch | FreedBatch | WipeRecord
+
+
+class RecordLog:
+    """Numbers the records and keeps them until the shell takes them."""
+
+    def __init__(self) -> None:
+        self.last_lsn = NO_LSN
+        self.persisted_lsn = NO_LSN
+        self._pending: list[Record] = []
+
+    def next_lsn(self) -> Lsn:
+        """The LSN that the record added next must carry."""
+        return Lsn(self.last_lsn + 1)
+
+    def add(self, record: Record) -> Lsn:
+        """Append a record."""
+        assert record.lsn == self.last_lsn + 1, "records are numbered without gaps"
+        self.last_lsn = record.lsn
+        self._pending.append(record)
+        return record.lsn
+
+    def take(self) -> list[Record]:
+        """The records since the last call."""
+        pending, self._pending = self._pending, []
+        return pending
+
+    def unless_durable(self, lsn: Lsn) -> Lsn:
+        """`lsn`, or NO_LSN if there is nothing to wait for."""
+        return lsn if lsn > self.persisted_lsn else NO_LSN

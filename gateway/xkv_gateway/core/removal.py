@@ -1,0 +1,200 @@
+"""How objects go: doomed, then free once no guard covers them and their tombstone is durable (R3), or quarantined (R4).
+
+Single deletes, evictions, wipes and corrupt objects all pass `doom`, and all space comes back through `_vanish`: there
+is no second path that could forget a guard (R8).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .lifecycle import Event, State
+from .records import RECORD_OBJECTS_MAX, DeleteBatch, DeleteCause, FreedBatch
+from .types import NO_LSN
+
+if TYPE_CHECKING:
+    from .arrays import U32
+    from .state import EngineState
+    from .types import Lsn
+
+
+class Removal:
+    """Deletions under way, and the quarantine."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._tombstones: deque[tuple[Lsn, U32]] = deque()
+        self._quarantine: list[tuple[int, int, int]] = []
+        """Heap of (settles at, slot, generation)."""
+        self._holds: dict[int, int] = {}
+        """Slots of corrupt objects, and until when their units stay out of use."""
+        self.last_tombstone_lsn = NO_LSN
+        self.pending_au = 0
+        """Units of doomed objects that wait for nothing but their tombstone."""
+        self.pending_objects = 0
+
+    def doom(self, slots: U32, cause: DeleteCause) -> Lsn:
+        """Remove LIVE or COMMITTING objects (no repetitions): invisible from here on, recorded, freed later.
+
+        Returns:
+            The LSN of the last record, or NO_LSN if there was nothing to remove.
+        """
+        state, table = self._state, self._state.slots
+        for begin in range(0, len(slots), RECORD_OBJECTS_MAX):
+            part = slots[begin : begin + RECORD_OBJECTS_MAX]
+            table.move(part, Event.DOOM)
+            self._unlist(part)
+            generations = table.generation[part]
+            self.last_tombstone_lsn = state.log.add(
+                DeleteBatch(state.log.next_lsn(), cause, part, generations)
+            )
+            self._tombstones.append((self.last_tombstone_lsn, part))
+            self._count_pending(part[~table.guarded(part)], 1)
+        return self.last_tombstone_lsn if len(slots) else NO_LSN
+
+    def doom_corrupt(self, slots: U32, hold_until_ns: int) -> Lsn:
+        """Remove objects whose bytes are wrong, pinned by the load that found it; their units are not trusted for a while."""
+        table = self._state.slots
+        self._holds.update(dict.fromkeys(slots.tolist(), hold_until_ns))
+        return self.doom(slots[table.state[slots] == State.LIVE], DeleteCause.CORRUPT)
+
+    def cancel(self, slots: U32) -> None:
+        """Take RESERVED objects from their writers, who will hear it when they commit; until then they may write."""
+        self._state.slots.move(slots, Event.CANCEL)
+        self._unlist(slots)
+
+    def abandon(self, slots: U32, settles_at_ns: int | None) -> None:
+        """The writers of RESERVED or cancelled objects gave up; None: no write of theirs can land any more."""
+        table = self._state.slots
+        reserved = table.state[slots] == State.RESERVED
+        if settles_at_ns is None:
+            table.move(slots[reserved], Event.ABORT)
+            table.move(slots[~reserved], Event.SETTLE)
+        else:
+            table.move(slots[reserved], Event.FAIL)
+        self._unlist(slots[reserved])
+        table.has_writer[slots] = False
+        if settles_at_ns is None:
+            self._vanish(slots)
+        else:
+            for slot in slots.tolist():
+                heapq.heappush(self._quarantine, (settles_at_ns, slot, int(table.generation[slot])))
+
+    def unguarded(self, slots: U32) -> None:
+        """The last lease or pin of these slots ended, or they became LIVE."""
+        if not len(slots):
+            return
+        state, table = self._state, self._state.slots
+        if state.recency.parked:
+            for slot in slots.tolist():
+                if slot in state.recency.parked and table.state[slot] == State.LIVE:
+                    home = state.names.home(int(table.home[slot]))
+                    state.recency.return_parked(home.uses, home.ident, slot)
+        doomed = slots[table.state[slots] == State.DOOMED]
+        if len(doomed):
+            durable = table.tombstoned[doomed]
+            self._count_pending(doomed[~durable], 1)
+            self._free(doomed[durable])
+
+    def persisted(self, lsn: Lsn) -> None:
+        """Tombstones up to `lsn` are durable."""
+        table = self._state.slots
+        parts: list[U32] = []
+        while self._tombstones and self._tombstones[0][0] <= lsn:
+            parts.append(self._tombstones.popleft()[1])
+        if not parts:
+            return
+        slots = np.concatenate(parts)
+        table.tombstoned[slots] = True
+        unguarded = slots[~table.guarded(slots)]
+        self._count_pending(unguarded, -1)
+        self._free(unguarded)
+
+    def settle(self, now_ns: int) -> None:
+        """End the quarantine of what can be trusted again."""
+        table = self._state.slots
+        settled: list[int] = []
+        while self._quarantine and self._quarantine[0][0] <= now_ns:
+            _, slot, generation = heapq.heappop(self._quarantine)
+            assert table.generation[slot] == generation, "a quarantined slot was reused"
+            settled.append(slot)
+        if settled:
+            slots = np.array(settled, np.uint32)
+            table.move(slots, Event.SETTLE)
+            # Only corrupt objects have a past in the journal that must be closed.
+            recorded = [slot for slot in settled if self._holds.pop(slot, None) is not None]
+            self._record_freed(np.array(recorded, np.uint32))
+            self._vanish(slots)
+
+    def next_deadline(self) -> int | None:
+        """When `settle` has something to do."""
+        return self._quarantine[0][0] if self._quarantine else None
+
+    def pending_totals(self) -> tuple[int, int]:
+        """Units and objects that wait for their tombstone alone, counted from the entries, for audits."""
+        table = self._state.slots
+        doomed = np.flatnonzero((table.state == State.DOOMED) & ~table.tombstoned).astype(np.uint32)
+        doomed = self._without_held(doomed[~table.guarded(doomed)])
+        return int(table.units(doomed).sum()), len(doomed)
+
+    def _unlist(self, slots: U32) -> None:
+        if len(slots):
+            self._state.index.remove(slots)
+            self._state.recency.forget(slots)
+            for home, count in self._state.homes_of(slots):
+                home.members -= count
+                assert home.members >= 0, "members of a home"
+
+    def _count_pending(self, slots: U32, sign: int) -> None:
+        slots = self._without_held(slots)
+        self.pending_au += sign * int(self._state.slots.units(slots).sum())
+        self.pending_objects += sign * len(slots)
+
+    def _without_held(self, slots: U32) -> U32:
+        if not self._holds:
+            return slots
+        return np.array([slot for slot in slots.tolist() if slot not in self._holds], np.uint32)
+
+    def _free(self, slots: U32) -> None:
+        """DOOMED, unguarded, tombstone durable: the units are free, or held if they were corrupt."""
+        if not len(slots):
+            return
+        table = self._state.slots
+        free = self._without_held(slots)
+        if len(free) != len(slots):
+            held = np.array([slot for slot in slots.tolist() if slot in self._holds], np.uint32)
+            table.move(held, Event.HOLD)
+            for slot in held.tolist():
+                heapq.heappush(self._quarantine, (self._holds[slot], slot, int(table.generation[slot])))
+        if len(free):
+            table.move(free, Event.FREE)
+            self._record_freed(free)
+            self._vanish(free)
+
+    def _record_freed(self, slots: U32) -> None:
+        table, log = self._state.slots, self._state.log
+        for begin in range(0, len(slots), RECORD_OBJECTS_MAX):
+            part = slots[begin : begin + RECORD_OBJECTS_MAX]
+            generations = table.generation[part]
+            log.add(FreedBatch(log.next_lsn(), part, generations))
+
+    def _vanish(self, slots: U32) -> None:
+        """ABSENT now: give back extents, slots and references."""
+        state, table = self._state, self._state.slots
+        starts = table.start_au[slots].astype(np.int64)
+        counts = table.count_au[slots].astype(np.int64)
+        if table.others:
+            extra = [extent for slot in slots.tolist() for extent in table.others.pop(slot, ())]
+            if extra:
+                starts = np.concatenate((starts, np.array([e.start_au for e in extra], np.int64)))
+                counts = np.concatenate((counts, np.array([e.count_au for e in extra], np.int64)))
+        used = counts > 0
+        state.allocator.release(starts[used], counts[used])
+        homes = list(state.homes_of(slots))
+        table.give_back(slots)
+        for home, count in homes:
+            state.drop_references(home, count)

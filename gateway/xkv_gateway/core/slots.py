@@ -1,0 +1,164 @@
+"""The objects: parallel arrays by slot, and the totals that follow from them.
+
+62 bytes an object, allocated for the object limit as zeroes, so that pages that were never touched cost nothing and
+nothing ever grows. States change in `move` alone, and with them the totals (R5).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from .lifecycle import Event, State, next_states
+
+if TYPE_CHECKING:
+    from .arrays import I64, U8, U16, U32, U64, Bools
+    from .types import Extent
+
+SLOTS_MAX: Final = 2**32 - 1
+
+
+class SlotTable:
+    """Arrays of `max_objects` slots over `capacity_au` units of `au_bytes`."""
+
+    def __init__(self, max_objects: int, capacity_au: int, au_bytes: int) -> None:
+        assert 0 < max_objects <= SLOTS_MAX
+        assert 0 < capacity_au <= SLOTS_MAX
+        self.max_objects = max_objects
+        self.au_bytes = au_bytes
+        self.digest_low: U64 = np.zeros(max_objects, np.uint64)
+        self.digest_high: U64 = np.zeros(max_objects, np.uint64)
+        self.checksum: U64 = np.zeros(max_objects, np.uint64)
+        self.home: U32 = np.zeros(max_objects, np.uint32)
+        self.size_bytes: U32 = np.zeros(max_objects, np.uint32)
+        self.start_au: U32 = np.zeros(max_objects, np.uint32)
+        self.count_au: U32 = np.zeros(max_objects, np.uint32)
+        """First extent; the others of an object that was split are in `others`."""
+        self.others: dict[int, tuple[Extent, ...]] = {}
+        self.generation: U32 = np.zeros(max_objects, np.uint32)
+        self.pins: U32 = np.zeros(max_objects, np.uint32)
+        self.leases: U16 = np.zeros(max_objects, np.uint16)
+        self.state: U8 = np.zeros(max_objects, np.uint8)
+        self.has_writer: Bools = np.zeros(max_objects, np.bool_)
+        """A store holds the plan and has neither committed nor aborted."""
+        self.tombstoned: Bools = np.zeros(max_objects, np.bool_)
+        """Doomed, and the record of that is durable."""
+        self.units_in: I64 = np.zeros(len(State), np.int64)
+        self.units_in[State.ABSENT] = capacity_au
+        self.objects_in: I64 = np.zeros(len(State), np.int64)
+        self.objects_in[State.ABSENT] = max_objects
+        self.leased_au = 0
+        """Units of objects with a lease."""
+        self.guarded_live_au = 0
+        self.guarded_live_objects = 0
+        """Live, and leased or pinned: what cannot be evicted now."""
+        self._freed: U32 = np.empty(max_objects, np.uint32)
+        self._freed_count = 0
+        self._fresh = 0
+
+    def units(self, slots: U32) -> I64:
+        """Units that each object occupies."""
+        return self.units_of_bytes(self.size_bytes[slots].astype(np.int64))
+
+    def units_of_bytes(self, sizes_bytes: I64) -> I64:
+        """Units that payloads of these sizes occupy."""
+        return -(-sizes_bytes // self.au_bytes)
+
+    def take(self, count: int) -> U32:
+        """Slots that are ABSENT; the caller made sure that there are `count`."""
+        recycled = min(count, self._freed_count)
+        slots: U32 = np.empty(count, np.uint32)
+        slots[:recycled] = self._freed[self._freed_count - recycled : self._freed_count]
+        self._freed_count -= recycled
+        fresh = count - recycled
+        assert self._fresh + fresh <= self.max_objects, "more slots taken than there are"
+        slots[recycled:] = np.arange(self._fresh, self._fresh + fresh, dtype=np.uint32)
+        self._fresh += fresh
+        return slots
+
+    def give_back(self, slots: U32) -> None:
+        """Slots that became ABSENT: whatever names them by their generation means nothing from here on."""
+        self.generation[slots] += 1
+        self.tombstoned[slots] = False
+        self.has_writer[slots] = False
+        self._freed[self._freed_count : self._freed_count + len(slots)] = slots
+        self._freed_count += len(slots)
+
+    def move(self, slots: U32, event: Event) -> None:
+        """Apply one event to slots without repetitions: the only place where states and their totals change."""
+        before = self.state[slots]
+        after = next_states(before, event)
+        units = self.units(slots)
+        self.state[slots] = after
+        np.subtract.at(self.units_in, before, units)
+        np.add.at(self.units_in, after, units)
+        np.subtract.at(self.objects_in, before, 1)
+        np.add.at(self.objects_in, after, 1)
+        if event is Event.DOOM:
+            guarded = self.guarded(slots) & (before == State.LIVE)
+            self.guarded_live_au -= int(units[guarded].sum())
+            self.guarded_live_objects -= int(guarded.sum())
+
+    # --- guards: what keeps an object's units where they are ----------------------------------------------
+
+    def guarded(self, slots: U32) -> Bools:
+        """Which slots have a lease or a pin."""
+        guarded: Bools = (self.leases[slots] != 0) | (self.pins[slots] != 0)
+        return guarded
+
+    def lease(self, slots: U32) -> None:
+        """Count a lease on each of the slots (LIVE, no repetitions)."""
+        before = self.leases[slots]
+        first = before == 0
+        if first.any():
+            units = self.units(slots)
+            self.leased_au += int(units[first].sum())
+            self._count_guarded(units, first & (self.pins[slots] == 0), 1)
+        self.leases[slots] = before + 1
+
+    def unlease(self, slots: U32) -> U32:
+        """Take a lease off each of the slots (no repetitions).
+
+        Returns:
+            The slots that have no guard left.
+        """
+        before = self.leases[slots]
+        assert before.all(), "a lease ended twice"
+        self.leases[slots] = before - 1
+        last: U32 = slots[before == 1]
+        if len(last):
+            self.leased_au -= int(self.units(last).sum())
+            last = last[self.pins[last] == 0]
+            self._drop_guarded(last)
+        return last
+
+    def pin(self, slots: U32) -> None:
+        """Pin slots for an I/O; a slot that occurs twice gets two pins."""
+        free = slots[~self.guarded(slots)]
+        if len(free):
+            free = np.unique(free)
+            self._count_guarded(self.units(free), self.state[free] == State.LIVE, 1)
+        np.add.at(self.pins, slots, 1)
+
+    def unpin(self, slots: U32) -> U32:
+        """Take the pins off again.
+
+        Returns:
+            The slots that have no guard left, without repetitions.
+        """
+        assert self.pins[slots].all(), "an I/O ended twice"
+        np.subtract.at(self.pins, slots, 1)
+        last = slots[~self.guarded(slots)]
+        if len(last):
+            last = np.unique(last)
+            self._drop_guarded(last)
+        return last
+
+    def _drop_guarded(self, slots: U32) -> None:
+        live = self.state[slots] == State.LIVE
+        self._count_guarded(self.units(slots), live, -1)
+
+    def _count_guarded(self, units: I64, which: Bools, sign: int) -> None:
+        self.guarded_live_au += sign * int(units[which].sum())
+        self.guarded_live_objects += sign * int(which.sum())

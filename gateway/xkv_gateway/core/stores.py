@@ -1,0 +1,236 @@
+"""How objects come: reserved, written by the shell, committed, and LIVE once their record is durable (R2)."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import StalePlan
+from .lifecycle import Event, State
+from .records import RECORD_OBJECTS_MAX, NamespaceNamed, PutBatch, ScopeNamed
+from .types import NO_LSN, CommitOutcome, Extent, Lsn, StoreOutcome, StoreStatus, WritePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .arrays import I64, U32, U64
+    from .eviction import Eviction
+    from .removal import Removal
+    from .state import EngineState
+    from .types import BeginStore
+
+Entries = list[WritePlan | StoreStatus | None]
+
+
+class Stores:
+    """Reservations and commits under way."""
+
+    def __init__(self, state: EngineState, removal: Removal, eviction: Eviction) -> None:
+        self._state = state
+        self._removal = removal
+        self._eviction = eviction
+        self._puts: deque[tuple[Lsn, U32]] = deque()
+
+    def begin(self, request: BeginStore) -> StoreOutcome:
+        """See `Engine.begin_store`."""
+        state, limits, table = self._state, self._state.limits, self._state.slots
+        assert len(set(request.keys)) == len(request.keys) == len(request.sizes_bytes), (
+            "the codec checks this"
+        )
+        low, high = state.digester.digest(request.namespace, request.scope, request.keys)
+        slots, held = state.index.find(low, high)
+        sizes = np.array(request.sizes_bytes, np.int64)
+        assert not len(sizes) or int(sizes.min()) >= 0, "the codec checks this"
+        units = table.units_of_bytes(sizes)
+        oversize = (sizes > limits.object_bytes_max) | (units > limits.capacity_au)
+        entries: Entries = [None] * len(request.keys)
+        if held.any():
+            self._note_held(slots, np.flatnonzero(held).tolist(), entries)
+        for i in np.flatnonzero(oversize & ~held).tolist():
+            entries[i] = StoreStatus.TOO_LARGE
+            state.counters.too_large += 1
+        wanted = np.flatnonzero(~held & ~oversize)
+        admitted, waiting = self._admit(wanted, units, entries)
+        if len(admitted):
+            self._reserve(request, admitted, sizes[admitted], (low[admitted], high[admitted]), entries)
+        # Whatever waits, waits for tombstones: those of its victims, or older ones.
+        wait = state.log.unless_durable(self._removal.last_tombstone_lsn) if waiting else NO_LSN
+        return StoreOutcome(entries, wait)
+
+    def commit(self, plans: Sequence[WritePlan], checksums: Sequence[int]) -> CommitOutcome:
+        """See `Engine.commit_store`."""
+        state, table = self._state, self._state.slots
+        slots, current = self._current(plans)
+        ready = current & (table.state[slots] == State.RESERVED)
+        stored = slots[ready]
+        lsn = NO_LSN
+        if len(stored):
+            table.checksum[stored] = np.array(checksums, np.uint64)[ready]
+            table.has_writer[stored] = False
+            table.move(stored, Event.COMMIT)
+            lsn = self._record(stored)
+            state.counters.stored += len(stored)
+            state.counters.stored_bytes += int(table.size_bytes[stored].sum(dtype=np.int64))
+        if not ready.all():
+            self._removal.abandon(slots[current & ~ready], None)
+            state.counters.cancelled += len(slots) - len(stored)
+        statuses = [StoreStatus.STORED if ok else StoreStatus.CANCELLED for ok in ready.tolist()]
+        return CommitOutcome(statuses, lsn)
+
+    def abort(self, plans: Sequence[WritePlan], settles_at_ns: int | None) -> None:
+        """See `Engine.abort_store`."""
+        slots, current = self._current(plans)
+        self._state.counters.aborted += int(current.sum())
+        if current.any():
+            self._removal.abandon(slots[current], settles_at_ns)
+
+    def persisted(self, lsn: Lsn) -> None:
+        """Puts up to `lsn` are durable: what was not removed meanwhile is LIVE."""
+        table = self._state.slots
+        parts: list[U32] = []
+        while self._puts and self._puts[0][0] <= lsn:
+            parts.append(self._puts.popleft()[1])
+        if parts:
+            slots = np.concatenate(parts)
+            slots = slots[table.state[slots] == State.COMMITTING]
+            table.move(slots, Event.PERSIST)
+            self._removal.unguarded(slots)
+
+    def _current(self, plans: Sequence[WritePlan]) -> tuple[U32, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+        """Slots of plans, and which plans have neither been committed nor aborted before (R7)."""
+        table = self._state.slots
+        slots = np.array([plan.slot for plan in plans], np.uint32)
+        if len(np.unique(slots)) != len(slots):
+            msg = "the same plan twice in one call"
+            raise StalePlan(msg)
+        generations = np.array([plan.generation for plan in plans], np.uint32)
+        return slots, (table.generation[slots] == generations) & table.has_writer[slots]
+
+    def _note_held(self, slots: U32, where: list[int], entries: Entries) -> None:
+        table, counters = self._state.slots, self._state.counters
+        for i in where:
+            if table.state[slots[i]] == State.LIVE:
+                entries[i] = StoreStatus.EXISTS
+                counters.exists += 1
+            else:
+                entries[i] = StoreStatus.IN_PROGRESS
+                counters.in_progress += 1
+
+    def _admit(self, wanted: I64, units: I64, entries: Entries) -> tuple[I64, bool]:
+        """Which of the wanted keys get room now; makes room for those that can get it soon, refuses the rest.
+
+        Returns:
+            Places of the keys to reserve, and whether others wait.
+        """
+        table, removal = self._state.slots, self._removal
+        free_au, free_objects = int(table.units_in[State.ABSENT]), int(table.objects_in[State.ABSENT])
+        if int(units[wanted].sum()) <= free_au and len(wanted) <= free_objects:
+            return wanted, False
+        able_au, able_objects = self._eviction.reclaimable()
+        reach_au = free_au + removal.pending_au + able_au
+        reach_objects = free_objects + removal.pending_objects + able_objects
+        now: list[int] = []
+        soon: list[int] = []
+        now_au = soon_au = 0
+        for i, need_au in zip(wanted.tolist(), units[wanted].tolist(), strict=True):
+            if now_au + soon_au + need_au > reach_au or len(now) + len(soon) + 1 > reach_objects:
+                entries[i] = StoreStatus.NO_SPACE
+                self._state.counters.no_space += 1
+            elif now_au + need_au <= free_au and len(now) + 1 <= free_objects:
+                now.append(i)
+                now_au += need_au
+            else:
+                soon.append(i)
+                soon_au += need_au
+        if soon:
+            self._eviction.make_room(
+                max(0, now_au + soon_au - free_au), max(0, len(now) + len(soon) - free_objects)
+            )
+        return np.array(now, np.int64), bool(soon)
+
+    def _reserve(
+        self, request: BeginStore, places: I64, sizes: I64, digests: tuple[U64, U64], entries: Entries
+    ) -> None:
+        state, table = self._state, self._state.slots
+        allocation = state.allocator.allocate(table.units_of_bytes(sizes))
+        slots = table.take(len(places))
+        kept = np.ones(len(places), np.bool_)
+        if allocation.failed:
+            # The area is too fragmented for these: as good as no room.
+            for i in allocation.failed:
+                entries[int(places[i])] = StoreStatus.NO_SPACE
+                state.counters.no_space += 1
+            kept[allocation.failed] = False
+            table.give_back(slots[~kept])
+        table.start_au[slots], table.count_au[slots] = allocation.starts, allocation.counts
+        for i, others in allocation.others.items():
+            table.others[int(slots[i])] = tuple(Extent(*run) for run in others)
+        slots, places = slots[kept], places[kept]
+        if not len(slots):
+            return
+        home = state.names.intern(request.namespace, request.scope)
+        home.references += len(slots)
+        home.members += len(slots)
+        table.digest_low[slots], table.digest_high[slots] = digests[0][kept], digests[1][kept]
+        table.size_bytes[slots] = sizes[kept]
+        table.home[slots] = home.ident
+        table.has_writer[slots] = True
+        table.move(slots, Event.RESERVE)
+        state.index.insert(slots)
+        state.recency.touch(home.uses, home.ident, slots, home.members)
+        plans = map(
+            WritePlan,
+            slots.tolist(),
+            table.generation[slots].tolist(),
+            table.size_bytes[slots].tolist(),
+            state.extents_of(slots),
+        )
+        for i, plan in zip(places.tolist(), plans, strict=True):
+            entries[i] = plan
+
+    def _record(self, slots: U32) -> Lsn:
+        log, lsn = self._state.log, NO_LSN
+        for home, _ in self._state.homes_of(slots):
+            space, scope = home.namespace, home.scope
+            if not space.named:
+                space.named = True
+                log.add(NamespaceNamed(log.next_lsn(), space.ident, space.name))
+            if not scope.named:
+                scope.named = True
+                log.add(ScopeNamed(log.next_lsn(), scope.ident, scope.name))
+        for begin in range(0, len(slots), RECORD_OBJECTS_MAX):
+            part = slots[begin : begin + RECORD_OBJECTS_MAX]
+            lsn = log.add(self._put(log.next_lsn(), part))
+            self._puts.append((lsn, part))
+        return lsn
+
+    def _put(self, lsn: Lsn, slots: U32) -> PutBatch:
+        table, names = self._state.slots, self._state.names
+        homes, of_slot = np.unique(table.home[slots], return_inverse=True)
+        owners = [names.home(ident) for ident in homes.tolist()]
+        starts, counts = table.start_au[slots], table.count_au[slots]
+        extent_counts = (counts > 0).astype(np.uint8)
+        if any(slot in table.others for slot in slots.tolist()) if table.others else False:
+            extents = self._state.extents_of(slots)
+            extent_counts = np.array([len(each) for each in extents], np.uint8)
+            flat = [extent for each in extents for extent in each]
+            starts = np.array([extent.start_au for extent in flat], np.uint32)
+            counts = np.array([extent.count_au for extent in flat], np.uint32)
+        elif not extent_counts.all():
+            starts, counts = starts[counts > 0], counts[counts > 0]
+        return PutBatch(
+            lsn=lsn,
+            slots=slots,
+            generations=table.generation[slots],
+            digests_low=table.digest_low[slots],
+            digests_high=table.digest_high[slots],
+            namespace_ids=np.array([home.namespace.ident for home in owners], np.uint32)[of_slot],
+            scope_ids=np.array([home.scope.ident for home in owners], np.uint32)[of_slot],
+            sizes_bytes=table.size_bytes[slots],
+            checksums=table.checksum[slots],
+            extent_counts=extent_counts,
+            extent_starts_au=starts,
+            extent_counts_au=counts,
+        )
