@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
 from dataclasses import dataclass
 from typing import Final
@@ -101,8 +102,8 @@ def bind_tcp(address: BindAddress, *, section: str) -> socket.socket:
     return listener
 
 
-def bind_error(address: BindAddress, number: int, *, section: str) -> GatewayError:
-    """Return the error for people of a bind that failed with errno `number`."""
+def bind_error(address: BindAddress, number: int, *, section: str, detail: str = "") -> GatewayError:
+    """Return the error for people of a bind that failed with errno `number` (0: only `detail` says why)."""
     flag = "--port" if section == "control" else f"--{section}-port"
     match number:
         case errno.EADDRINUSE:
@@ -121,6 +122,5 @@ def bind_error(address: BindAddress, number: int, *, section: str) -> GatewayErr
                 f"{section}.port: no permission to listen on port {address.port}",
                 advice="Ports below 1024 need privileges; choose a higher one.",
             )
-    return ConfigError(
-        f"cannot listen on {address.text} ({section} port): {errno.errorcode.get(number, number)}"
-    )
+    reason = os.strerror(number) if number else detail
+    return ConfigError(f"cannot listen on {address.text} ({section} port): {reason}")

@@ -35,10 +35,14 @@ class TcpCardUrl:
     nqn: str
     nsid: int
 
+    @property
+    def address(self) -> str:
+        """`HOST:PORT`, IPv6 in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
         """Return the canonical URL; it never holds a secret."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"nvme+tcp://{host}:{self.port}/{self.nqn}?nsid={self.nsid}"
+        return f"nvme+tcp://{self.address}/{self.nqn}?nsid={self.nsid}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import uuid
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "xkv-gateway"
 IDENTITY_FILE: Final = "host.json"
+LOCK_FILE: Final = "lock"
 IDENTITY_BYTES_MAX: Final = 4096
 UNIX_PATH_BYTES_MAX: Final = 107
 """`sun_path` has 108 bytes, the last one is NUL."""
@@ -67,6 +69,27 @@ def _unusable(path: Path, error: OSError) -> StateDirError:
         f"the state directory cannot be used: {path}: {error.strerror}",
         advice="Choose another one with --state-dir.",
     )
+
+
+def lock_state_dir(path: Path) -> int:
+    """Take the directory for this process; returns the descriptor that holds the lock until it is closed.
+
+    Raises:
+        StateDirError: another gateway has it, or the lock file cannot be made.
+    """
+    try:
+        descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unusable(path, error) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StateDirError(
+            f"another gateway uses the state directory {path}",
+            advice="Stop it, or give this one its own with --state-dir.",
+        ) from None
+    return descriptor
 
 
 def host_identity(state_dir: Path, entropy: Callable[[int], bytes]) -> HostIdentity:

@@ -33,7 +33,8 @@ STATUS = Status(
     ),
     usage=UsageStatus(1000, 500, 100, 300, 60, 40, 7, 100, 2, 30),
     cache={"hits": 3, "misses": 4},
-    requests={"lookup": {"ok": 5, "busy": 1}},
+    requests={"lookup": 5},
+    errors={"busy": 1},
     transport={"replies_dropped": 2},
     device={"read_bytes": 12, "write_bytes": 13},
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import sys
@@ -57,8 +58,8 @@ def _announce(status: Status, admin: AdminConfig) -> None:
         f"  {program()} status{option}",
         "Ctrl-C ends it.",
     ]
-    click.echo("\n".join(lines))
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):  # nobody reads it: no reason to stop serving
+        click.echo("\n".join(lines))
 
 
 def program() -> str:

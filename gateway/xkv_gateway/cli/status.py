@@ -132,17 +132,9 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
             ("leases", f"{usage['leases']} over {format_size(usage['leased_bytes'])}"),
         ],
     )
-    yield "Cache", [(name.replace("_", " "), str(count)) for name, count in answer["cache"].items()]
-    requests = [
-        (op, ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()))
-        for op, outcomes in answer["requests"].items()
-        if outcomes
-    ]
-    yield "Requests", requests or [("none yet", "")]
-    yield (
-        "Device",
-        [(name.replace("_", " "), _count(name, count)) for name, count in answer["device"].items()],
-    )
+    for title in ("cache", "requests", "errors", "device"):
+        rows = [(name.replace("_", " "), _count(name, count)) for name, count in answer[title].items()]
+        yield title.capitalize(), rows or [("none yet", "")]
 
 
 def _count(name: str, count: int) -> str:

@@ -92,7 +92,7 @@ class CardConfig(Section):
         default=None,
         ge=1,
         le=1 << 31,
-        description="How many objects the index has room for. Default: as many as the card has allocation units.",
+        description="How many objects the index has room for. Default: one for each allocation unit, at most 10 million.",
         examples=[1_000_000],
     )
 

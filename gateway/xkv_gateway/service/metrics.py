@@ -1,6 +1,6 @@
 """Prometheus metrics, written from one status snapshot at the moment of the scrape.
 
-The number of series is bounded by our own tables (operations x outcomes, counter names): no label value comes from a
+The number of series is bounded by our own tables (operations, error codes, counter names): no label value comes from a
 client.
 """
 
@@ -38,13 +38,13 @@ class StatusCollector(Collector):
         info.add_metric([], {"version": status.version})
         yield info
         yield from _gauges(status)
-        requests = CounterMetricFamily(
-            f"{PREFIX}_requests", "Requests by operation and outcome", labels=["op", "outcome"]
-        )
-        for op, outcomes in sorted(status.requests.items()):
-            for outcome, count in sorted(outcomes.items()):
-                requests.add_metric([op, outcome], count)
-        yield requests
+        for family, label, counts in (("requests", "op", status.requests), ("errors", "code", status.errors)):
+            metric = CounterMetricFamily(
+                f"{PREFIX}_{family}", f"{family.capitalize()} by {label}", labels=[label]
+            )
+            for name, count in sorted(counts.items()):
+                metric.add_metric([name], count)
+            yield metric
         for group, counters in (
             ("cache", status.cache),
             ("control", status.transport),

@@ -84,8 +84,10 @@ class Status:
     usage: UsageStatus
     cache: dict[str, int]
     """The engine's counters: hits, misses, stored, evicted ..."""
-    requests: dict[str, dict[str, int]]
-    """Requests by operation and outcome (`ok` or an error code)."""
+    requests: dict[str, int]
+    """Requests that were carried out, by operation."""
+    errors: dict[str, int]
+    """Error replies, by code."""
     transport: dict[str, int]
     """The control port's counters: messages, bytes, refusals, dropped replies ..."""
     device: dict[str, int]

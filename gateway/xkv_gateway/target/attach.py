@@ -12,7 +12,8 @@ from xkv_gateway.cardurl import SoftCardUrl, TcpCardUrl
 from xkv_gateway.errors import CardUnavailableError, ConfigError
 from xkv_gateway.target.softcard import SoftCard
 from xkv_nvmeof.blockdev import DeviceError
-from xkv_nvmeof.initiator import InitiatorOptions, TargetAddress, TcpInitiator
+from xkv_nvmeof.initiator import TcpInitiator
+from xkv_nvmeof.initiator_options import InitiatorOptions, TargetAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEVICE_CLOSE_TIMEOUT_S: Final = 1.5
+DEVICE_CLOSE_TIMEOUT_S: Final = 1.0
 
 
 @dataclass(slots=True)

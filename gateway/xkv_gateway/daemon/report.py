@@ -1,0 +1,141 @@
+"""Takes the status snapshot from the parts of the running gateway."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from xkv_gateway import __version__
+from xkv_gateway.cardurl import TcpCardUrl
+from xkv_gateway.service.status import AddressStatus, CardStatus, SoftCardStatus, Status, UsageStatus
+from xkv_rpc.messages import CardInfo, CardState, HelloReply, TargetInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_gateway.card.store import CardStore
+    from xkv_gateway.core.types import EngineLimits
+    from xkv_gateway.target.attach import AttachedCard
+    from xkv_nvmeof.blockdev import DeviceState
+    from xkv_rpc.messages import Limits
+    from xkv_rpc.server import Server
+
+
+@dataclass(slots=True)
+class CardWatch:
+    """Since when the card is in its state, and why."""
+
+    reason: str
+    since_ns: int
+
+
+class Reporter:
+    """Knows the parts that figures come from; `status` is cheap and never blocks."""
+
+    def __init__(
+        self,
+        *,
+        attached: AttachedCard,
+        store: CardStore,
+        server: Server,
+        engine_limits: EngineLimits,
+        limits: Limits,
+        addresses: AddressStatus,
+        state_dir: str,
+        clock: Callable[[], int],
+    ) -> None:
+        self._attached = attached
+        self._store = store
+        self._server = server
+        self._engine_limits = engine_limits
+        self._limits = limits
+        self._addresses = addresses
+        self._state_dir = state_dir
+        self._clock = clock
+        self._started_ns = clock()
+        self._watch = CardWatch("", self._started_ns)
+        self.draining = False
+        attached.device.add_state_listener(self._on_state)
+
+    def _on_state(self, _: DeviceState, reason: str) -> None:
+        self._watch = CardWatch(reason, self._clock())
+
+    def hello(self) -> HelloReply:
+        """Return the reply to `hello`."""
+        device, url, limits = self._attached.device, self._attached.url, self._engine_limits
+        return HelloReply(
+            server=f"xkv-gateway {__version__}",
+            card=CardInfo(
+                uuid=str(uuid.UUID(bytes=device.identity.uuid)),
+                state=CardState(device.state.value),
+                block_bytes=device.geometry.block_bytes,
+                capacity_bytes=limits.capacity_au * limits.au_bytes,
+            ),
+            limits=self._limits,
+            features=["region"],
+            regions=self._addresses.regions,
+            target=TargetInfo(url.nqn, url.nsid, [url.address]) if isinstance(url, TcpCardUrl) else None,
+        )
+
+    def status(self) -> Status:
+        """Return a snapshot of everything."""
+        counters = self._server.counters
+        return Status(
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=self._age_s(self._started_ns),
+            state="draining" if self.draining else "serving",
+            warm=False,
+            state_dir=self._state_dir,
+            addresses=self._addresses,
+            card=self._card(),
+            usage=self._usage(),
+            cache=asdict(self._store.engine.counters),
+            requests=dict(counters.requests),
+            errors=dict(counters.errors),
+            transport={name: value for name, value in asdict(counters).items() if isinstance(value, int)},
+            device=asdict(self._attached.device.counters),
+        )
+
+    def _age_s(self, since_ns: int) -> float:
+        return round((self._clock() - since_ns) / 1e9, 3)
+
+    def _card(self) -> CardStatus:
+        device, soft_card = self._attached.device, self._attached.soft_card
+        geometry, identity = device.geometry, device.identity
+        negotiated: dict[str, Any] = asdict(device.negotiated)
+        facts = None if soft_card is None else soft_card.facts
+        return CardStatus(
+            url=str(self._attached.url),
+            state=device.state.value,
+            reason=self._watch.reason,
+            state_age_s=self._age_s(self._watch.since_ns),
+            size_bytes=geometry.size_bytes,
+            block_bytes=geometry.block_bytes,
+            volatile_write_cache=geometry.volatile_write_cache,
+            nqn=identity.nqn,
+            nsid=identity.nsid,
+            nguid=identity.nguid.hex(),
+            uuid=str(uuid.UUID(bytes=identity.uuid)),
+            model=identity.model,
+            serial=identity.serial,
+            connection=negotiated,
+            soft_card=None if facts is None else SoftCardStatus(facts.pid, facts.restarts),
+        )
+
+    def _usage(self) -> UsageStatus:
+        usage, au_bytes = self._store.engine.usage(), self._engine_limits.au_bytes
+        return UsageStatus(
+            capacity_bytes=self._engine_limits.capacity_au * au_bytes,
+            free_bytes=usage.free_au * au_bytes,
+            reserved_bytes=usage.reserved_au * au_bytes,
+            live_bytes=usage.live_au * au_bytes,
+            doomed_bytes=usage.doomed_au * au_bytes,
+            quarantined_bytes=usage.quarantined_au * au_bytes,
+            objects=usage.live_objects,
+            objects_max=self._engine_limits.max_objects,
+            leases=usage.leases,
+            leased_bytes=usage.leased_au * au_bytes,
+        )

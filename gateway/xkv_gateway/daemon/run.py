@@ -1,0 +1,288 @@
+"""The daemon: makes the parts in the order in which they may fail, runs them, and takes them down in reverse.
+
+    judge addresses -> state directory -> bind ports -> lock -> card -> engine -> serve
+    draining: refuse new requests -> finish those in flight -> close ports -> detach the card
+
+A port that is taken, or an address that may not be used, is found before the card is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from xkv_gateway.binds import bind_error, bind_tcp, host_port, judge_bind
+from xkv_gateway.card.journal import VolatileJournal
+from xkv_gateway.card.opening import layout_of, require_unclaimed
+from xkv_gateway.card.store import CardStore
+from xkv_gateway.cardurl import SoftCardUrl, parse_card_url
+from xkv_gateway.core.engine import Engine
+from xkv_gateway.core.types import EngineLimits
+from xkv_gateway.daemon.report import Reporter
+from xkv_gateway.daemon.stopping import StopRequest
+from xkv_gateway.errors import AddressInUseError, CardUnavailableError, ConfigError, ExitCode
+from xkv_gateway.service.admin import AdminServer
+from xkv_gateway.service.control import ControlService
+from xkv_gateway.service.gate import Gate
+from xkv_gateway.service.status import AddressStatus
+from xkv_gateway.state import (
+    HostIdentity,
+    host_identity,
+    lock_state_dir,
+    make_state_dir,
+    regions_socket_path,
+)
+from xkv_gateway.target.attach import AttachedCard, attach, initiator_options
+from xkv_gateway.target.softcard import default_size
+from xkv_nvmeof.blockdev import DeviceError
+from xkv_rpc.errors import AddressInUseError as EndpointInUseError
+from xkv_rpc.errors import EndpointError
+from xkv_rpc.messages import Limits
+from xkv_rpc.regions import RegionServer
+from xkv_rpc.server import Server
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from xkv_gateway.binds import BindAddress
+    from xkv_gateway.cardurl import CardUrl
+    from xkv_gateway.config import Config
+    from xkv_gateway.errors import GatewayError
+    from xkv_gateway.service.status import Status
+
+log = logging.getLogger(__name__)
+
+OBJECTS_DEFAULT_MAX: Final = 10_000_000
+"""Unless asked for more: every object of the limit costs index memory."""
+DIGEST_SECRET_BYTES: Final = 32
+INLINE_MESSAGES_READ_MAX: Final = 4
+"""So many of the largest inline loads may be in memory at a time."""
+DRAIN_TIMEOUT_S: Final = 1.5
+CLOSE_GRACE_MS: Final = 300
+CLOSE_LINGER_MS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """What is bound before the card is touched."""
+
+    gate: Gate
+    server: Server
+    regions: RegionServer
+    admin_bind: BindAddress
+    admin_listener: socket.socket
+    addresses: AddressStatus
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What serves."""
+
+    ports: _Ports
+    attached: AttachedCard
+    store: CardStore
+    service: ControlService
+    reporter: Reporter
+    admin: AdminServer
+
+
+class Daemon:
+    """One gateway. `run` once."""
+
+    def __init__(self, config: Config, *, clock: Callable[[], int], entropy: Callable[[int], bytes]) -> None:
+        assert config.state_dir is not None, "the caller chooses the state directory"
+        self._config = config
+        self._state_dir = Path(config.state_dir)
+        self._clock = clock
+        self._entropy = entropy
+        control = config.control.limits
+        self._limits = Limits(control.keys, control.object_bytes, control.inline_bytes, control.lease_ms)
+        self._stop = StopRequest()
+
+    async def run(self, on_serving: Callable[[Status], None]) -> ExitCode:
+        """Serve until SIGINT or SIGTERM; `on_serving` is called once everything answers.
+
+        Raises:
+            GatewayError: it cannot start; nothing is left behind.
+        """
+        with self._stop.signals():
+            async with AsyncExitStack() as undo:
+                starting = asyncio.create_task(self._start(undo), name="start")
+                stopped = asyncio.create_task(self._stop.wait(), name="stop")
+                await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+                if not starting.done():
+                    starting.cancel()
+                    await asyncio.wait((starting,))
+                    return ExitCode.OK
+                stopped.cancel()
+                await self._serve(starting.result(), on_serving)
+        return ExitCode.OK
+
+    def stop(self) -> None:
+        """Ask for an orderly end, as SIGTERM does."""
+        self._stop.request()
+
+    # --- start ----------------------------------------------------------------------------------------------
+
+    async def _start(self, undo: AsyncExitStack) -> _Parts:
+        config = self._config
+        control_bind = judge_bind(
+            config.control.bind_address,
+            config.control.port,
+            section="control",
+            allow_unauthenticated=config.control.allow_unauthenticated,
+        )
+        admin_bind = judge_bind(
+            config.admin.bind_address,
+            config.admin.port,
+            section="admin",
+            allow_unauthenticated=config.admin.allow_unauthenticated,
+        )
+        make_state_dir(self._state_dir)
+        ports = await self._bind(control_bind, admin_bind, undo)
+        undo.callback(os.close, lock_state_dir(self._state_dir))
+        attached = await self._attach(undo)
+        return self._join(ports, attached)
+
+    async def _bind(self, control: BindAddress, admin: BindAddress, undo: AsyncExitStack) -> _Ports:
+        listener = bind_tcp(admin, section="admin")
+        undo.callback(listener.close)
+        gate = Gate()
+        server = Server(gate, self._limits, clock=self._clock)
+        undo.push_async_callback(server.aclose, grace_ms=CLOSE_GRACE_MS, linger_ms=CLOSE_LINGER_MS)
+        socket_path = self._config.control.socket
+        endpoints = [f"tcp://{control.text}", *([f"ipc://{socket_path}"] if socket_path else [])]
+        regions_path = regions_socket_path(self._config.control.regions_socket, self._state_dir)
+        regions = RegionServer(
+            str(regions_path),
+            entropy=self._entropy,
+            total_bytes_max=self._config.control.limits.regions_bytes,
+        )
+        undo.push_async_callback(regions.aclose)
+        try:
+            bound = await server.bind(endpoints)
+            await regions.start()
+        except EndpointError as error:
+            raise _bind_failed(error, control) from None
+        addresses = AddressStatus(
+            control=bound[0].removeprefix("tcp://"),
+            control_socket=socket_path,
+            admin=host_port(*listener.getsockname()[:2]),
+            regions=str(regions_path),
+        )
+        return _Ports(gate, server, regions, admin, listener, addresses)
+
+    async def _attach(self, undo: AsyncExitStack) -> AttachedCard:
+        options = initiator_options(self._config.nvme, self._identity())
+        attached = await attach(self._card_url(), options, clock=self._clock, entropy=self._entropy)
+        undo.push_async_callback(attached.aclose)
+        try:
+            await require_unclaimed(attached.device)
+        except DeviceError as error:
+            raise CardUnavailableError(f"cannot read the card {attached.url}: {error}") from None
+        return attached
+
+    def _identity(self) -> HostIdentity:
+        nvme = self._config.nvme
+        if nvme.host_nqn is not None and nvme.host_id is not None:
+            return HostIdentity(nvme.host_nqn, uuid.UUID(nvme.host_id))
+        return host_identity(self._state_dir, self._entropy)
+
+    def _card_url(self) -> CardUrl:
+        """Return the card's URL; a soft card that does not exist yet gets a size."""
+        configured = self._config.card.url
+        url = parse_card_url(configured) if configured else SoftCardUrl(self._state_dir / "card.img", None)
+        if isinstance(url, SoftCardUrl) and url.size_bytes is None and not url.path.exists():
+            return SoftCardUrl(url.path, default_size(url.path.absolute().parent))
+        return url
+
+    def _join(self, ports: _Ports, attached: AttachedCard) -> _Parts:
+        config = self._config
+        layout = layout_of(attached.device.geometry, config.card.au)
+        limits = _engine_limits(config, layout.capacity_au)
+        engine = Engine(limits, digest_secret=self._entropy(DIGEST_SECRET_BYTES), entropy=self._entropy)
+        store = CardStore(engine, attached.device, layout.area, VolatileJournal(), self._clock)
+        reporter = Reporter(
+            attached=attached,
+            store=store,
+            server=ports.server,
+            engine_limits=limits,
+            limits=self._limits,
+            addresses=ports.addresses,
+            state_dir=str(self._state_dir),
+            clock=self._clock,
+        )
+        service = ControlService(
+            store,
+            reporter.hello,
+            ports.regions,
+            self._limits,
+            store_wait_ns=config.eviction.store_wait_ms * 1_000_000,
+            inline_loads_bytes_max=INLINE_MESSAGES_READ_MAX * self._limits.inline_bytes,
+        )
+        admin = AdminServer(reporter, ports.admin_bind, ports.admin_listener)
+        return _Parts(ports, attached, store, service, reporter, admin)
+
+    # --- serve and stop -------------------------------------------------------------------------------------
+
+    async def _serve(self, parts: _Parts, on_serving: Callable[[Status], None]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            card = tasks.create_task(parts.attached.run(), name="card")
+            tasks.create_task(parts.admin.run(), name="admin")
+            parts.ports.gate.open(parts.service)
+            on_serving(parts.reporter.status())
+            await self._stop.wait()
+            await _drain(parts)
+            card.cancel()
+        parts.store.close()
+
+
+async def _drain(parts: _Parts) -> None:
+    """Refuse what is new, finish what is in flight, let the replies leave."""
+    parts.reporter.draining = True
+    parts.ports.server.stop_accepting()
+    if not await parts.service.drain(DRAIN_TIMEOUT_S):
+        log.warning("requests in flight were cancelled")
+    await parts.ports.server.aclose(grace_ms=CLOSE_GRACE_MS, linger_ms=CLOSE_LINGER_MS)
+    parts.admin.stop()
+
+
+def _engine_limits(config: Config, capacity_au: int) -> EngineLimits:
+    limits, au_bytes = config.control.limits, config.card.au
+    leased_bytes = limits.leased_bytes_per_scope
+    return EngineLimits(
+        capacity_au=capacity_au,
+        au_bytes=au_bytes,
+        max_objects=config.card.max_objects or min(capacity_au, OBJECTS_DEFAULT_MAX),
+        object_bytes_max=limits.object_bytes,
+        lease_ttl_max_ns=limits.lease_ms * 1_000_000,
+        leases_per_scope_max=limits.leases_per_scope,
+        leased_bytes_per_scope_max=capacity_au * au_bytes // 2 if leased_bytes is None else leased_bytes,
+        eviction_high_watermark=config.eviction.high_watermark,
+        eviction_low_watermark=config.eviction.low_watermark,
+    )
+
+
+def _bind_failed(error: EndpointError, control: BindAddress) -> GatewayError:
+    """Turn what the transport says into what an operator reads."""
+    if error.address == f"tcp://{control.text}":
+        number = errno.EADDRINUSE if isinstance(error, EndpointInUseError) else 0
+        return bind_error(control, number, section="control", detail=str(error))
+    if isinstance(error, EndpointInUseError):
+        return AddressInUseError(
+            str(error), advice="Stop the other one, or choose another --state-dir or socket."
+        )
+    return ConfigError(str(error), advice="Choose another path: control.socket, control.regions_socket.")
+
+
+def build(config: Config, *, clock: Callable[[], int], entropy: Callable[[int], bytes]) -> Daemon:
+    """Return a gateway for `config`, whose `state_dir` is set. Nothing else reads a clock or draws randomness."""
+    return Daemon(config, clock=clock, entropy=entropy)

@@ -1,0 +1,71 @@
+"""How the gateway is told to end, and what happens when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Final
+
+from xkv_gateway.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+STOP_DEADLINE_S: Final = 4.8
+"""From the first signal to the end of the process, whatever clients, the card or a hung call do."""
+
+
+class StopRequest:
+    """Set by the first SIGINT or SIGTERM. A second one, or the deadline, ends the process on the spot.
+
+    That leaves nothing behind: the soft card's process ends with our end of its standard input, stale sockets are
+    replaced by the next start, and acknowledged stores are on the card already.
+    """
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._timer: threading.Timer | None = None
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Listen to the signals inside the block."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def wait(self) -> None:
+        """Return once the gateway is to end."""
+        await self._event.wait()
+
+    def request(self) -> None:
+        """Ask for an orderly end."""
+        self._event.set()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._event.is_set():
+            _force(f"{number.name} again")
+        log.info("%s: ending", number.name)
+        # A thread, because the loop itself may be what hangs.
+        self._timer = threading.Timer(STOP_DEADLINE_S, _force, ("the stop deadline passed",))
+        self._timer.daemon = True
+        self._timer.start()
+        self.request()
+
+
+def _force(reason: str) -> None:
+    log.error("%s: ending at once", reason)
+    os._exit(ExitCode.FORCED)
