@@ -119,6 +119,25 @@ class Ledger:
             del self._peers[peer]
 
 
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How patient a client is, and how much it holds."""
+
+    timeout_ms: int = 1000
+    """Deadline of a call that names none."""
+    connect_timeout_ms: int = 250
+    """How much of its deadline a call waits for a connection."""
+    probe_timeout_ms: int = 100
+    """Deadline of the ping that finds out whether an unavailable gateway is back."""
+    backoff_min_ms: int = 100
+    backoff_max_ms: int = 5000
+    """The wait between probes: it doubles from the least to the most."""
+    connections_max: int = 8
+    """Blocking client: connections, so also calls of different threads at once; further ones wait."""
+    calls_max: int = 256
+    """Asyncio client: calls in flight at once; further ones wait."""
+
+
 # --- circuit breaker --------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import zmq
 
-from xkv_rpc.errors import AddressInUseError, BadEndpointError, EndpointError
+from xkv_rpc.errors import AddressInUseError, BadEndpointError, EndpointError, XkvRpcError
 from xkv_rpc.messages import PeerId
 from xkv_rpc.unixpath import check_socket_path, claim_socket_path
 
@@ -50,6 +50,10 @@ _DONTWAIT: Final = int(zmq.DONTWAIT)
 _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 _EVENTS: Final = int(zmq.EVENTS)
 _RCVMORE: Final = int(zmq.RCVMORE)
+
+
+class InterruptedByCloseError(XkvRpcError):
+    """The context of a socket was interrupted by another thread."""
 
 
 class SendOutcome(Enum):
@@ -97,6 +101,14 @@ class Received:
 def make_context() -> ZmqContext:
     """Make a context (one I/O thread) of one's own, so that its end concerns nobody else."""
     return zmq.Context(io_threads=1)
+
+
+def terminate(context: ZmqContext) -> None:
+    """End the context: every wait on its sockets, in any thread, ends with `InterruptedByCloseError`.
+
+    Blocks until all its sockets are closed (and, of those that linger, for at most that long).
+    """
+    context.term()
 
 
 def _send_payloads(raw: ZmqSocket, payloads: Sequence[Buffer]) -> Tracker | None:
@@ -263,22 +275,34 @@ class Dealer:
                 raw.send(header, _DONTWAIT)
                 return True, None
             raw.send(header, _MORE)
+            return True, _send_payloads(raw, payloads)
         except zmq.Again:
             return False, None
-        return True, _send_payloads(raw, payloads)
+        except zmq.ContextTerminated:
+            raise InterruptedByCloseError from None
 
     def receive(self) -> tuple[bytes, list[memoryview]]:
         """Take the message that waits (`events` or `wait` said so)."""
         raw = self._raw
-        header = raw.recv(_DONTWAIT)
         payloads: list[memoryview] = []
-        while raw.get(_RCVMORE):
-            payloads.append(raw.recv(_DONTWAIT, copy=False).buffer)
+        try:
+            header = raw.recv(_DONTWAIT)
+            while raw.get(_RCVMORE):
+                payloads.append(raw.recv(_DONTWAIT, copy=False).buffer)
+        except zmq.ContextTerminated:
+            raise InterruptedByCloseError from None
         return header, payloads
 
     def wait(self, *, to_send: bool, timeout_ms: int) -> bool:
-        """Block until a message can be sent, or received; False after `timeout_ms`."""
-        return bool(self._raw.poll(timeout_ms, _POLLOUT if to_send else _POLLIN))
+        """Block until a message can be sent, or received; False after `timeout_ms`.
+
+        Raises:
+            InterruptedByCloseError: The context was interrupted.
+        """
+        try:
+            return bool(zmq.zmq_poll([(self._raw, _POLLOUT if to_send else _POLLIN)], timeout_ms))
+        except zmq.ContextTerminated:
+            raise InterruptedByCloseError from None
 
     def close(self) -> None:
         """Close; what has not left is dropped."""
