@@ -1,0 +1,225 @@
+"""`TcpInitiator`: a namespace reached over NVMe/TCP from user space, as a `BlockDevice`.
+
+It connects once, and then keeps itself connected: when the association ends, everything in flight fails, every call is
+refused at once, and a new association is made from the admin queue up, with growing delays, until the same namespace
+answers again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Self
+
+from xkv_nvmeof.blockdev import DeviceCounters, DeviceError, DeviceOffline, DeviceState
+from xkv_nvmeof.command import BlockRange
+from xkv_nvmeof.initiator_association import Host
+from xkv_nvmeof.initiator_calls import byte_views, deallocations, flushes, total_bytes, transfers, zeroing
+from xkv_nvmeof.initiator_dispatch import Dispatcher
+from xkv_nvmeof.initiator_errors import command_failed
+from xkv_nvmeof.initiator_keeper import Keeper
+from xkv_nvmeof.initiator_options import InitiatorOptions, Negotiated, TargetAddress
+from xkv_nvmeof.spec import IoOpcode, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xkv_nvmeof.blockdev import ByteRange, DeviceIdentity, Geometry
+    from xkv_nvmeof.initiator_admin import NamespaceView
+
+__all__ = ["InitiatorOptions", "Negotiated", "TargetAddress", "TcpInitiator"]
+
+_MAX_RANGE_BLOCKS: Final = 0xFFFF_FFFF
+
+
+class TcpInitiator:
+    """See the module and `BlockDevice`. Made by `connect`; `clock` is monotonic, in nanoseconds."""
+
+    def __init__(
+        self,
+        address: TargetAddress,
+        options: InitiatorOptions,
+        clock: Callable[[], int],
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._nsid = address.nsid
+        self._counters = DeviceCounters()
+        self._dispatcher = Dispatcher(options, clock)
+        self._keeper = Keeper(Host(options, clock), address, self._dispatcher, self._counters, entropy)
+
+    @classmethod
+    async def connect(
+        cls,
+        address: TargetAddress,
+        options: InitiatorOptions,
+        *,
+        clock: Callable[[], int],
+        entropy: Callable[[int], bytes],
+    ) -> Self:
+        """Connect and return the device, which keeps itself connected until `aclose`.
+
+        Raises:
+            ConnectFailed: or a subclass; the message says with which address, at which step and why.
+        """
+        device = cls(address, options, clock, entropy)
+        await device._keeper.start()
+        return device
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def geometry(self) -> Geometry:
+        """Geometry of the namespace as last told."""
+        return self._view.geometry
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """Identity of the namespace."""
+        return self._view.identity
+
+    @property
+    def state(self) -> DeviceState:
+        """Whether commands can be sent now."""
+        return self._keeper.state
+
+    @property
+    def reason(self) -> str:
+        """Why the device is in its state, for people."""
+        return self._keeper.reason
+
+    @property
+    def counters(self) -> DeviceCounters:
+        """Live counters."""
+        return self._counters
+
+    @property
+    def negotiated(self) -> Negotiated | None:
+        """What was agreed upon with the controller; None while offline."""
+        association = self._keeper.association
+        return None if association is None else association.negotiated
+
+    @property
+    def queues_granted(self) -> int:
+        """I/O queues in use; 0 while offline."""
+        association = self._keeper.association
+        return 0 if association is None else len(association.links)
+
+    @property
+    def settles_at_ns(self) -> int:
+        """From this moment nothing sent on associations that have ended can still be executed (0: none ended)."""
+        return self._keeper.settles_at_ns
+
+    @property
+    def _view(self) -> NamespaceView:
+        view = self._keeper.view
+        assert view is not None
+        return view
+
+    def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
+        """Call `listener(state, reason)` from the loop at each change of state."""
+        self._keeper.state_listeners.append(listener)
+
+    def add_geometry_listener(self, listener: Callable[[Geometry, Geometry], None]) -> None:
+        """Call `listener(before, now)` from the loop when the namespace grew, shrank or changed otherwise."""
+        self._keeper.geometry_listeners.append(listener)
+
+    def retarget(self, host: str, port: int) -> None:
+        """The namespace is (or will be) reached there: used from the next attempt, made at once while offline."""
+        self._keeper.retarget(host, port)
+
+    async def aclose(self) -> None:
+        """End the association in order (shutdown notification) and release everything. Idempotent."""
+        await self._keeper.aclose()
+
+    # -- input and output --------------------------------------------------------------------------------------
+
+    async def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+        """Fill `buffers`, in order, from the namespace."""
+        await self._transfer(IoOpcode.READ, offset_bytes, buffers)
+
+    async def write_from(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+        """Write `buffers`, in order."""
+        await self._transfer(IoOpcode.WRITE, offset_bytes, buffers)
+
+    async def _transfer(self, opcode: IoOpcode, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+        total = total_bytes(buffers)
+        geometry = self._bounded(opcode.name, offset_bytes, total)
+        if not total:
+            return
+        commands = transfers(
+            opcode,
+            self._nsid,
+            geometry.block_bytes,
+            offset_bytes,
+            byte_views(buffers),
+            total,
+            geometry.preferred_io_bytes,
+        )
+        writes = opcode is IoOpcode.WRITE
+        try:
+            await self._dispatcher.run(opcode.name, commands, mutates=writes)
+        except DeviceError:
+            self._counters.errors += 1
+            raise
+        counters = self._counters
+        if writes:
+            counters.write_commands += 1
+            counters.write_bytes += total
+        else:
+            counters.read_commands += 1
+            counters.read_bytes += total
+
+    async def flush(self) -> None:
+        """Make every write that returned before this call durable."""
+        geometry = self._bounded("FLUSH", 0, 0)
+        if geometry.volatile_write_cache:
+            await self._dispatcher.run("FLUSH", flushes(self._nsid), mutates=False)
+            self._counters.flush_commands += 1
+
+    async def deallocate(self, ranges: Sequence[ByteRange]) -> None:
+        """Tell the device that the ranges hold nothing."""
+        blocks: list[BlockRange] = []
+        geometry = self._bounded("DEALLOCATE", 0, 0)
+        block = geometry.block_bytes
+        for one in ranges:
+            self._bounded("DEALLOCATE", one.offset_bytes, one.length_bytes)
+            first, end = one.offset_bytes // block, (one.offset_bytes + one.length_bytes) // block
+            blocks += [
+                BlockRange(start, min(_MAX_RANGE_BLOCKS, end - start))
+                for start in range(first, end, _MAX_RANGE_BLOCKS)
+            ]
+        if not geometry.can_deallocate:
+            raise command_failed("DEALLOCATE", Status.INVALID_OPCODE, do_not_retry=True)
+        if blocks:
+            commands = deallocations(self._nsid, blocks, self._view.deallocate_ranges)
+            await self._dispatcher.run("DEALLOCATE", commands, mutates=True)
+            self._counters.deallocate_commands += 1
+
+    async def write_zeroes(self, byte_range: ByteRange) -> None:
+        """Zero the range without sending the zeroes."""
+        geometry = self._bounded("WRITE ZEROES", byte_range.offset_bytes, byte_range.length_bytes)
+        if not geometry.can_write_zeroes:
+            raise command_failed("WRITE ZEROES", Status.INVALID_OPCODE, do_not_retry=True)
+        if byte_range.length_bytes:
+            block = geometry.block_bytes
+            first, count = byte_range.offset_bytes // block, byte_range.length_bytes // block
+            commands = zeroing(self._nsid, first, count, self._view.write_zeroes_blocks)
+            await self._dispatcher.run("WRITE ZEROES", commands, mutates=True)
+            self._counters.write_zeroes_commands += 1
+
+    def _bounded(self, what: str, offset_bytes: int, length_bytes: int) -> Geometry:
+        """Check a range against the geometry, which is returned.
+
+        Raises:
+            DeviceOffline: there is no association.
+            CommandFailed: the range goes beyond the end; the controller would say the same.
+        """
+        if self._keeper.state is DeviceState.OFFLINE:
+            self._counters.errors += 1
+            raise DeviceOffline(f"{what}: {self._keeper.reason}")
+        geometry = self._view.geometry
+        assert offset_bytes >= 0
+        assert offset_bytes % geometry.block_bytes == 0
+        assert length_bytes % geometry.block_bytes == 0
+        if offset_bytes + length_bytes > geometry.size_bytes:
+            self._counters.errors += 1
+            raise command_failed(what, Status.LBA_OUT_OF_RANGE, do_not_retry=True)
+        return geometry

@@ -1,0 +1,266 @@
+"""The admin queue of an association: one command at a time, with its deadline, and what a controller is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from xkv_nvmeof import builders
+from xkv_nvmeof.blockdev import CommandFailed, DataCorrupted, DeviceIdentity, Geometry
+from xkv_nvmeof.command import ConnectCommand, ConnectData
+from xkv_nvmeof.host_command import Exchange, Outcome
+from xkv_nvmeof.identify import (
+    IdentifyController,
+    IdentifyFormatError,
+    IdentifyNamespace,
+    NamespaceDescriptors,
+)
+from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectRefused, NamespaceUnusable, command_failed
+from xkv_nvmeof.spec import (
+    CONNECT_DATA_BYTES,
+    IDENTIFY_BYTES,
+    PROPERTY_BYTES,
+    Cns,
+    ConnectAttribute,
+    FeatureId,
+    Register,
+    Status,
+    status_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_nvmeof.command import SubmissionEntry
+    from xkv_nvmeof.initiator_link import QueueLink
+    from xkv_nvmeof.initiator_options import InitiatorOptions
+
+_NS_PER_MS: Final = 1_000_000
+_MAX_BLOCK_BYTES: Final = 65_536
+_MIN_BLOCK_BYTES: Final = 512
+_MAX_COMMAND_BLOCKS: Final = 65_536
+_ONCS_DATASET_MANAGEMENT: Final = 1 << 2
+_ONCS_WRITE_ZEROES: Final = 1 << 3
+_DSM_MAX_RANGES: Final = 256
+ADMIN_QUEUE_ENTRIES: Final = 32
+"""Size of the admin queue, the least that Fabrics allows (Base 3.1.3.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A command that succeeded: dwords 0 and 1 of its completion, and its data."""
+
+    result: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceView:
+    """All that was learnt about the namespace in one look."""
+
+    geometry: Geometry
+    identity: DeviceIdentity
+    write_zeroes_blocks: int
+    """Most blocks of one Write Zeroes."""
+    deallocate_ranges: int
+    """Most ranges of one Dataset Management."""
+
+
+async def execute(
+    link: QueueLink,
+    entry: SubmissionEntry,
+    what: str,
+    deadline_ns: int,
+    *,
+    receive_bytes: int = 0,
+    connect_data: bytes | None = None,
+) -> Answer:
+    """Run one command on `link`; a read whose data digest fails is repeated once.
+
+    Raises:
+        CommandFailed: the controller's status is not success.
+        DataCorrupted: the data digest did not match twice.
+        ConnectFailed: the connection ended before an answer came.
+    """
+    loop = asyncio.get_running_loop()
+    data = memoryview(bytearray(receive_bytes))
+    exchange = Exchange(
+        bytearray(entry.to_bytes()),
+        deadline_ns,
+        receive=[data] if receive_bytes else (),
+        receive_bytes=receive_bytes,
+    )
+    if connect_data is not None:
+        exchange.send = [memoryview(connect_data)]
+        exchange.send_bytes = len(connect_data)
+    for _attempt in range(2):
+        done: asyncio.Future[None] = loop.create_future()
+        exchange.on_finish = lambda _exchange, done=done: done.done() or done.set_result(None)
+        if link.core.failure is not None:
+            raise ConnectFailed(f"{what}: {link.core.failure}")
+        if connect_data is not None:
+            link.submit_connect(exchange)
+        else:
+            link.submit(exchange)
+        await done
+        match exchange.outcome:
+            case Outcome.COMPLETED:
+                if exchange.status:
+                    raise command_failed(what, exchange.status, do_not_retry=exchange.do_not_retry)
+                return Answer(exchange.result, data)
+            case Outcome.CORRUPT:
+                continue
+            case _:
+                raise ConnectFailed(f"{what}: {link.core.failure}")
+    raise DataCorrupted(f"{what}: the data digest did not match, twice")
+
+
+class AdminChannel:
+    """Commands of the admin queue. Every method raises as `execute` does."""
+
+    def __init__(self, link: QueueLink, clock: Callable[[], int], timeout_ms: int) -> None:
+        self.link = link
+        self._clock = clock
+        self._timeout_ns = timeout_ms * _NS_PER_MS
+
+    async def run(self, entry: SubmissionEntry, what: str, receive_bytes: int = 0) -> Answer:
+        """Run one command under the usual deadline."""
+        deadline_ns = self._clock() + self._timeout_ns
+        return await execute(self.link, entry, what, deadline_ns, receive_bytes=receive_bytes)
+
+    async def property_get(self, register: Register) -> int:
+        """Read a controller property."""
+        size = PROPERTY_BYTES[register]
+        answer = await self.run(builders.property_get(0, register, size), f"Property Get {register.name}")
+        return answer.result & ((1 << size * 8) - 1)
+
+    async def property_set(self, register: Register, value: int) -> None:
+        """Write a controller property."""
+        entry = builders.property_set(0, register, PROPERTY_BYTES[register], value)
+        await self.run(entry, f"Property Set {register.name}")
+
+    async def identify(self, cns: Cns, nsid: int = 0) -> memoryview:
+        """Return one Identify structure."""
+        what = f"Identify {cns.name}"
+        return (await self.run(builders.identify(0, cns, nsid=nsid), what, IDENTIFY_BYTES)).data
+
+    async def set_feature(self, feature: FeatureId, value: int) -> int:
+        """Set a feature; return dword 0 of the completion."""
+        answer = await self.run(builders.set_features(0, feature, value), f"Set Features {feature.name}")
+        return answer.result & 0xFFFF_FFFF
+
+    async def get_feature(self, feature: FeatureId) -> int:
+        """Return the current value of a feature."""
+        answer = await self.run(builders.get_features(0, feature), f"Get Features {feature.name}")
+        return answer.result & 0xFFFF_FFFF
+
+    async def log_page(self, page: int, length_bytes: int, offset_bytes: int = 0) -> memoryview:
+        """Return part of a log page; reading it re-arms the event that told of it."""
+        entry = builders.get_log_page(0, page, length_bytes, offset_bytes=offset_bytes)
+        return (await self.run(entry, f"Get Log Page {page:#04x}", length_bytes)).data
+
+
+async def fabrics_connect(
+    link: QueueLink,
+    options: InitiatorOptions,
+    deadline_ns: int,
+    *,
+    nqn: str,
+    qid: int,
+    cntlid: int,
+    entries: int,
+    keep_alive_ms: int,
+) -> int:
+    """Send Connect on a fresh queue pair and return the controller id (Base 6.3).
+
+    Raises:
+        ConnectRefused: with the controller's status.
+        ConnectFailed: the connection ended.
+    """
+    attributes = 0 if options.sq_flow_control else ConnectAttribute.DISABLE_SQ_FLOW_CONTROL
+    command = ConnectCommand(0, qid, entries - 1, keep_alive_ms, attributes)
+    data = ConnectData(options.host_id, cntlid, nqn, options.host_nqn).to_bytes()
+    assert len(data) == CONNECT_DATA_BYTES
+    what = f"Connect of queue {qid}"
+    try:
+        answer = await execute(link, command.to_entry(), what, deadline_ns, connect_data=data)
+    except CommandFailed as failed:
+        status = failed.status_code_type << 8 | failed.status_code
+        hint = _CONNECT_HINTS.get(status, "")
+        raise ConnectRefused(f"{what} refused: {status_name(status)}{hint}", status=status) from None
+    return answer.result & 0xFFFF
+
+
+_CONNECT_HINTS: Final[dict[int, str]] = {
+    Status.CONNECT_INVALID_HOST: ": the subsystem does not allow this host NQN",
+    Status.CONNECT_INVALID_PARAMETERS: ": there is no such subsystem, or it does not like a parameter",
+    Status.CONNECT_CONTROLLER_BUSY: ": the controller has no room for another connection",
+}
+
+
+async def look_at_namespace(
+    admin: AdminChannel,
+    controller: IdentifyController,
+    nqn: str,
+    nsid: int,
+    *,
+    page_bytes: int,
+    transfer_bytes: int,
+) -> NamespaceView:
+    """Identify the namespace and judge whether it can be used.
+
+    `page_bytes` is CAP.MPSMIN; `transfer_bytes` the largest single command.
+
+    Raises:
+        NamespaceUnusable: it does not exist, or has a format that cannot be used.
+        DeviceError: as `execute`.
+    """
+    try:
+        raw = await admin.identify(Cns.NAMESPACE, nsid)
+        space = IdentifyNamespace.from_bytes(raw)
+        descriptors = NamespaceDescriptors.from_bytes(await admin.identify(Cns.NAMESPACE_DESCRIPTORS, nsid))
+    except IdentifyFormatError as error:
+        raise NamespaceUnusable(f"namespace {nsid}: {error}") from error
+    except CommandFailed as failed:
+        if failed.status_code_type == 0 and failed.status_code == Status.INVALID_NAMESPACE:
+            raise NamespaceUnusable(f"namespace {nsid} does not exist") from failed
+        raise
+    if space.size_blocks == 0:
+        raise NamespaceUnusable(f"namespace {nsid} does not exist")
+    block = space.block_bytes
+    if not _MIN_BLOCK_BYTES <= block <= _MAX_BLOCK_BYTES or space.metadata_bytes:
+        reason = f"blocks of {block} bytes with {space.metadata_bytes} bytes of metadata"
+        raise NamespaceUnusable(f"namespace {nsid}: {reason}")
+    if transfer_bytes < block:
+        raise NamespaceUnusable(f"namespace {nsid}: a block of {block} bytes is over the transfer limit")
+    zeroes_blocks, ranges = await _io_limits(admin, page_bytes, block, transfer_bytes)
+    preferred = min(transfer_bytes, _MAX_COMMAND_BLOCKS * block)
+    geometry = Geometry(
+        block_bytes=block,
+        block_count=space.size_blocks,
+        volatile_write_cache=bool(controller.volatile_write_cache & 1),
+        can_deallocate=bool(controller.nvm_commands & _ONCS_DATASET_MANAGEMENT),
+        deallocate_zeroes=space.deallocate_zeroes,
+        can_write_zeroes=bool(controller.nvm_commands & _ONCS_WRITE_ZEROES),
+        preferred_io_bytes=preferred // block * block,
+    )
+    nguid = descriptors.nguid if any(descriptors.nguid) else space.nguid
+    identity = DeviceIdentity(nqn, nsid, nguid, descriptors.uuid, controller.serial, controller.model)
+    return NamespaceView(geometry, identity, zeroes_blocks, ranges)
+
+
+async def _io_limits(
+    admin: AdminChannel, page_bytes: int, block: int, transfer_bytes: int
+) -> tuple[int, int]:
+    """Return the most blocks of a Write Zeroes and the most ranges of a Dataset Management (NVM 4.1.5.2).
+
+    A controller that does not tell gets Write Zeroes of at most the transfer limit, as Linux does.
+    """
+    try:
+        raw = await admin.identify(Cns.IO_CONTROLLER)
+    except CommandFailed:
+        return transfer_bytes // block, _DSM_MAX_RANGES
+    zeroes_shift, ranges = raw[1], raw[3]
+    blocks = (page_bytes << zeroes_shift) // block if zeroes_shift else _MAX_COMMAND_BLOCKS
+    return max(1, min(blocks, _MAX_COMMAND_BLOCKS)), ranges or _DSM_MAX_RANGES

@@ -1,0 +1,303 @@
+"""One association: an admin queue pair, the I/O queue pairs, keep-alive, deadlines and events.
+
+`open_association` builds it from nothing; from the first failure of any part it is over, and never revived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from xkv_nvmeof import builders
+from xkv_nvmeof.blockdev import CommandFailed, DeviceError
+from xkv_nvmeof.host_command import NO_DEADLINE, Exchange, Outcome
+from xkv_nvmeof.host_settings import ConnectionLost, DeadlinePassed, QueueFailure, QueueSettings
+from xkv_nvmeof.identify import IdentifyController, IdentifyFormatError
+from xkv_nvmeof.initiator_admin import (
+    AdminChannel,
+    NamespaceView,
+    fabrics_connect,
+    look_at_namespace,
+)
+from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
+from xkv_nvmeof.initiator_link import QueueLink
+from xkv_nvmeof.pdu import PeerViolation
+from xkv_nvmeof.spec import (
+    AsyncEventType,
+    Cns,
+    ControllerConfiguration,
+    LogPageId,
+    NoticeInfo,
+    Register,
+    ShutdownNotification,
+    ShutdownStatus,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_nvmeof.initiator_options import InitiatorOptions, Negotiated, TargetAddress
+
+NS_PER_MS: Final = 1_000_000
+_CHANGED_NAMESPACES_BYTES: Final = 4096
+_LONGEST_TICK_S: Final = 1.0
+_KEEP_ALIVES_PER_TIMEOUT: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What every association of a device shares."""
+
+    options: InitiatorOptions
+    clock: Callable[[], int]
+
+
+class Association:
+    """A live association. `on_end(reason)` is called once; `on_namespace()` when the namespace may have changed."""
+
+    def __init__(self, host: Host, address: TargetAddress) -> None:
+        self.address = address
+        self.host = host
+        self.links: list[QueueLink] = []
+        """The I/O queue pairs."""
+        self.admin: AdminChannel | None = None
+        self.controller: IdentifyController | None = None
+        self.negotiated: Negotiated | None = None
+        self.namespace: NamespaceView | None = None
+        self.page_bytes = 4096
+        self.keep_alive_ms = host.options.keep_alive_ms
+        self.over = False
+        self.reason = ""
+        self.on_end: Callable[[str], None] | None = None
+        self.on_namespace: Callable[[], None] | None = None
+        self.expire_waiting: Callable[[int], int] | None = None
+        """Lets the owner of calls that wait expire them; returns their next deadline."""
+        self._all_links: list[QueueLink] = []
+        self._loop = asyncio.get_running_loop()
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._keep_alive_handle: asyncio.TimerHandle | None = None
+        self._keep_alive_sent_ns = host.clock()
+        self._tick()
+
+    # -- links -----------------------------------------------------------------------------------------------
+
+    async def connect_link(
+        self, qid: int, entries: int, in_capsule_bytes: int, *, nqn: str, cntlid: int, keep_alive_ms: int
+    ) -> tuple[QueueLink, int]:
+        """Make one queue pair: TCP, ICReq, Connect. Return it with the controller id.
+
+        Raises:
+            ConnectFailed: with the step and the reason.
+        """
+        options, clock = self.host.options, self.host.clock
+        deadline_ns = clock() + options.connect_timeout_ms * NS_PER_MS
+        sock = await self._connect_socket(options.connect_timeout_ms / 1000)
+        settings = QueueSettings(
+            entries,
+            in_capsule_bytes,
+            max_receive_bytes=max(options.max_transfer_bytes, 1 << 20),
+            header_digest=options.header_policy,
+            data_digest=options.data_policy,
+            flow_control=options.sq_flow_control,
+        )
+        link = QueueLink(sock, settings, clock, self._link_down)
+        self._all_links.append(link)
+        try:
+            await link.setup(deadline_ns)
+        except (PeerViolation, QueueFailure) as error:
+            raise ConnectFailed(f"initialising queue {qid}: {error}") from error
+        found = await fabrics_connect(
+            link,
+            options,
+            deadline_ns,
+            nqn=nqn,
+            qid=qid,
+            cntlid=cntlid,
+            entries=entries,
+            keep_alive_ms=keep_alive_ms,
+        )
+        return link, found
+
+    async def _connect_socket(self, timeout_s: float) -> socket.socket:
+        address = self.address
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+                family, kind, proto, _name, where = found[0]
+                sock = socket.socket(family, kind, proto)
+                sock.setblocking(False)
+                try:
+                    await self._loop.sock_connect(sock, where)
+                except BaseException:
+                    sock.close()
+                    raise
+                return sock
+        except TimeoutError:
+            raise ConnectFailed("TCP connect: no answer in time") from None
+        except OSError as error:
+            raise ConnectFailed(f"TCP connect: {error.strerror or error}") from error
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    @property
+    def settles_at_ns(self) -> int:
+        """From this moment the controller has certainly given up what this association sent."""
+        options = self.host.options
+        last = max((link.last_sent_ns for link in self._all_links), default=self.host.clock())
+        return last + (self.keep_alive_ms + options.settle_margin_ms) * NS_PER_MS
+
+    def end(self, failure: Exception) -> None:
+        """End everything; all that is in flight finishes before this returns."""
+        if self.over:
+            return
+        self.over = True
+        self.reason = str(failure)
+        for handle in (self._tick_handle, self._keep_alive_handle):
+            if handle is not None:
+                handle.cancel()
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end(self.reason)
+        for link in self._all_links:
+            link.fail(failure)
+
+    def _link_down(self, link: QueueLink) -> None:
+        self.end(link.core.failure or ConnectionLost("connection lost"))
+
+    async def shut_down(self) -> None:
+        """Tell the controller that this host leaves (CC.SHN, Base 3.6.1); bounded by `close_timeout_ms`."""
+        if self.over or self.admin is None:
+            return
+        try:
+            async with asyncio.timeout(self.host.options.close_timeout_ms / 1000):
+                value = configuration(self.page_bytes, ShutdownNotification.NORMAL)
+                await self.admin.property_set(Register.CC, value)
+                # Over Fabrics a property can only be polled.
+                while (await self.admin.property_get(Register.CSTS) >> 2) & 3 == ShutdownStatus.OCCURRING:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        except (DeviceError, TimeoutError):
+            return  # The end of the connection tells the controller the same.
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Expire what is due and come back in time for the next deadline.
+
+        Every deadline lies at least one whole timeout after the call that set it, and a tick comes at least twice in
+        that time, so none is missed although no timer is set for any single command.
+        """
+        if self.over:
+            return
+        options = self.host.options
+        now_ns = self.host.clock()
+        next_ns = NO_DEADLINE if self.expire_waiting is None else self.expire_waiting(now_ns)
+        for link in list(self._all_links):
+            link.expire(now_ns)
+            next_ns = min(next_ns, link.core.next_deadline_ns())
+        shortest_ms = min(options.command_timeout_ms, options.connect_timeout_ms)
+        wait_s = min((next_ns - now_ns) / 1e9 + 0.001, shortest_ms / 2000, _LONGEST_TICK_S)
+        self._tick_handle = self._loop.call_later(max(wait_s, 0.001), self._tick)
+
+    def start_keep_alive(self) -> None:
+        """Send Keep Alive from now on, on the admin queue's own connection and timer (Base 3.9)."""
+        self._keep_alive_sent_ns = self.host.clock()
+        self._plan_keep_alive()
+
+    def _plan_keep_alive(self) -> None:
+        delay_s = self.host.options.keep_alive_ms / 1000 / _KEEP_ALIVES_PER_TIMEOUT
+        self._keep_alive_handle = self._loop.call_later(delay_s, self._keep_alive)
+
+    def _keep_alive(self) -> None:
+        assert self.admin is not None
+        if self.over:
+            return
+        now_ns = self.host.clock()
+        if now_ns - self._keep_alive_sent_ns > self.keep_alive_ms * NS_PER_MS:
+            # This process was stopped or starved: the controller has given the association up, or is about to.
+            self.end(DeadlinePassed("the keep-alive time passed without this host being able to send"))
+            return
+        self._keep_alive_sent_ns = now_ns
+        patience_ms = min(self.host.options.command_timeout_ms, self.keep_alive_ms)
+        entry = bytearray(builders.keep_alive(0).to_bytes())
+        exchange = Exchange(entry, now_ns + patience_ms * NS_PER_MS, on_finish=self._keep_alive_done)
+        if not self.admin.link.core.room:
+            self.end(DeadlinePassed("the admin queue is stuck"))
+            return
+        self.admin.link.submit(exchange)
+        self._plan_keep_alive()
+
+    def _keep_alive_done(self, exchange: Exchange) -> None:
+        if exchange.outcome is Outcome.COMPLETED and exchange.status:
+            self.end(ConnectionLost(f"Keep Alive failed with status {exchange.status:#05x}"))
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def arm_events(self) -> None:
+        """Keep one Asynchronous Event Request outstanding (AERL allows at least one; Base 5.2)."""
+        assert self.admin is not None
+        if self.over or not self.admin.link.core.room:
+            return
+        entry = bytearray(builders.async_event_request(0).to_bytes())
+        self.admin.link.submit(Exchange(entry, on_finish=self._event))
+
+    def _event(self, exchange: Exchange) -> None:
+        if exchange.outcome is not Outcome.COMPLETED or exchange.status or self.over:
+            return
+        kind, info = exchange.result & 7, exchange.result >> 8 & 0xFF
+        self.arm_events()
+        changed = kind == AsyncEventType.NOTICE and info == NoticeInfo.NAMESPACE_CHANGED
+        if changed and self.on_namespace is not None:
+            self.on_namespace()
+
+    async def reread_namespace(self) -> NamespaceView:
+        """Read the changed-namespace log, which re-arms the event, and look at the namespace again.
+
+        Raises:
+            NamespaceUnusable: it is gone.
+            DeviceError: the association failed meanwhile.
+        """
+        assert self.admin is not None
+        try:
+            await self.admin.log_page(LogPageId.CHANGED_NAMESPACES, _CHANGED_NAMESPACES_BYTES)
+            await self.identify_controller()
+        except CommandFailed as failed:
+            raise NamespaceUnusable(f"after a namespace event: {failed}") from failed
+        return await self.look()
+
+    async def identify_controller(self) -> IdentifyController:
+        """Read Identify Controller.
+
+        Raises:
+            ConnectFailed: it is malformed.
+        """
+        assert self.admin is not None
+        try:
+            self.controller = IdentifyController.from_bytes(await self.admin.identify(Cns.CONTROLLER))
+        except IdentifyFormatError as error:
+            raise ConnectFailed(f"Identify Controller: {error}") from error
+        return self.controller
+
+    async def look(self) -> NamespaceView:
+        """Identify the namespace; raises as `look_at_namespace`."""
+        assert self.admin is not None
+        assert self.controller is not None
+        limit = self.controller.max_transfer_bytes(self.page_bytes)
+        wanted = self.host.options.max_transfer_bytes
+        self.namespace = await look_at_namespace(
+            self.admin,
+            self.controller,
+            self.address.nqn,
+            self.address.nsid,
+            page_bytes=self.page_bytes,
+            transfer_bytes=wanted if limit is None else min(limit, wanted),
+        )
+        return self.namespace
+
+
+def configuration(page_bytes: int, shutdown: ShutdownNotification = ShutdownNotification.NONE) -> int:
+    """Return CC: enabled, NVM command set, entries of 64 and 16 bytes (Base 3.1.3.5)."""
+    return ControllerConfiguration(
+        enable=True, page_bytes=page_bytes, shutdown=shutdown, sq_entry_log2=6, cq_entry_log2=4
+    ).to_int()

@@ -1,0 +1,216 @@
+"""Calls of the block device contract as runs of commands: how they are cut, counted and concluded."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from xkv_nvmeof.blockdev import DataCorrupted, DeviceError, DeviceOffline, OutcomeUnknown
+from xkv_nvmeof.command import BlockRange, encode_ranges
+from xkv_nvmeof.host_command import Exchange, Outcome, cut
+from xkv_nvmeof.initiator_errors import command_failed
+from xkv_nvmeof.spec import PSDT_SGL, IoOpcode, SglType
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterator, Sequence
+
+    from xkv_nvmeof.initiator_association import Association
+
+_ENTRY: Final = Struct("<BBHIQQQI3xBQIIII")
+"""A submission entry of an I/O command (Base 3.3.3.1) with cdw10 and cdw11 as the first block."""
+_DEALLOCATE: Final = 1 << 2
+
+
+def entry(opcode: int, nsid: int, first_block: int, cdw12: int, length_bytes: int) -> bytearray:
+    """Return the entry of an I/O command whose dwords 10 and 11 are a block address (NVM 3.2)."""
+    kind = SglType.TRANSPORT_DATA_BLOCK
+    return bytearray(
+        _ENTRY.pack(opcode, PSDT_SGL, 0, nsid, 0, 0, 0, length_bytes, kind, first_block, cdw12, 0, 0, 0)
+    )
+
+
+class Call:
+    """One call: its commands, cut only when there is room for them, and its one conclusion.
+
+    `future` is resolved when nothing of the call is in flight any more. `mutates`: what was sent may change the
+    namespace, so a lost command leaves the outcome of the whole call unknown.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_commands",
+        "_lost",
+        "association",
+        "concluded",
+        "deadline_ns",
+        "error",
+        "executed_any",
+        "future",
+        "in_flight",
+        "mutates",
+        "what",
+    )
+
+    def __init__(
+        self,
+        what: str,
+        commands: Iterator[Exchange],
+        association: Association,
+        deadline_ns: int,
+        future: asyncio.Future[None],
+        *,
+        mutates: bool,
+    ) -> None:
+        self.what = what
+        self.association = association
+        self.deadline_ns = deadline_ns
+        self.future = future
+        self.mutates = mutates
+        self.in_flight: list[Exchange] = []
+        self.error: DeviceError | None = None
+        self.executed_any = False
+        self.concluded = False
+        self._commands = commands
+        self._ahead: list[Exchange] = []
+        self._lost = False
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        following = next(self._commands, None)
+        if following is not None:
+            following.deadline_ns = self.deadline_ns
+            self._ahead.append(following)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the call has commands that still wait for room."""
+        return bool(self._ahead)
+
+    def take(self) -> Exchange:
+        """Return the next command to send; there is one."""
+        exchange = self._ahead.pop()
+        if not self._ahead:
+            self._look_ahead()
+        self.in_flight.append(exchange)
+        return exchange
+
+    def on_finish(self, then: Callable[[Call, Exchange], None]) -> Callable[[Exchange], None]:
+        """Return a callback for an exchange that passes this call along."""
+        return lambda exchange: then(self, exchange)
+
+    def stop(self, error: DeviceError | None) -> None:
+        """Send no more of this call; conclude as soon as nothing of it is in flight."""
+        self._ahead.clear()
+        self._commands = iter(())
+        if self.error is None:
+            self.error = error
+        if not self.in_flight:
+            self._conclude()
+
+    def finished(self, exchange: Exchange) -> bool:
+        """Take the end of one command; return whether the call waits for room (again)."""
+        self.in_flight.remove(exchange)
+        outcome = exchange.outcome
+        if outcome is Outcome.COMPLETED:
+            self.executed_any = True
+            if exchange.status:
+                self.stop(command_failed(self.what, exchange.status, do_not_retry=exchange.do_not_retry))
+        elif outcome is Outcome.CORRUPT:
+            if exchange.tries:
+                self.stop(DataCorrupted(f"{self.what}: the data digest did not match, also when repeated"))
+            elif not self.concluded and self.error is None:
+                exchange.tries += 1
+                self._ahead.append(exchange)
+                return True
+        else:
+            self._lost = self._lost or outcome is Outcome.LOST or (self.mutates and self.executed_any)
+            self.stop(DeviceOffline(f"{self.what}: {self.association.reason}"))
+        if not self.in_flight and not self._ahead:
+            self._conclude()
+        return bool(self._ahead)
+
+    def association_ended(self) -> None:
+        """Conclude a call that waits while its association is over: nothing more can be sent."""
+        self._lost = self._lost or (self.mutates and self.executed_any)
+        self.stop(DeviceOffline(f"{self.what}: {self.association.reason}"))
+
+    def give_up_buffers(self) -> None:
+        """Never touch the buffers of reads again."""
+        for exchange in self.in_flight:
+            exchange.abandon()
+
+    def _conclude(self) -> None:
+        if self.concluded:
+            return
+        self.concluded = True
+        future = self.future
+        if future.done():
+            return
+        if self._lost:
+            association = self.association
+            message = f"{self.what}: {association.reason}"
+            future.set_exception(OutcomeUnknown(message, settles_at_ns=association.settles_at_ns))
+        elif self.error is not None:
+            future.set_exception(self.error)
+        else:
+            future.set_result(None)
+
+
+def total_bytes(buffers: Sequence[memoryview]) -> int:
+    """Return the bytes in `buffers`, which must be byte views (or castable to them)."""
+    return sum(view.nbytes for view in buffers)
+
+
+def byte_views(buffers: Sequence[memoryview]) -> list[memoryview]:
+    """Return `buffers` as views of bytes, without the empty ones."""
+    return [
+        view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in buffers if view.nbytes
+    ]
+
+
+def transfers(
+    opcode: IoOpcode,
+    nsid: int,
+    block: int,
+    offset_bytes: int,
+    views: list[memoryview],
+    total: int,
+    limit: int,
+) -> Iterator[Exchange]:
+    """Yield Reads or Writes of at most `limit` bytes each that together transfer `views`."""
+    reads = opcode is IoOpcode.READ
+    at = 0
+    while at < total:
+        size = min(limit, total - at)
+        piece = views if size == total else cut(views, at, size)
+        sqe = entry(opcode, nsid, (offset_bytes + at) // block, size // block - 1, size)
+        if reads:
+            yield Exchange(sqe, receive=piece, receive_bytes=size)
+        else:
+            yield Exchange(sqe, send=piece, send_bytes=size)
+        at += size
+
+
+def zeroing(nsid: int, first_block: int, block_count: int, limit_blocks: int) -> Iterator[Exchange]:
+    """Yield Write Zeroes commands of at most `limit_blocks` each (NVM 3.2.8)."""
+    end = first_block + block_count
+    while first_block < end:
+        count = min(limit_blocks, end - first_block)
+        yield Exchange(entry(IoOpcode.WRITE_ZEROES, nsid, first_block, count - 1, 0))
+        first_block += count
+
+
+def deallocations(nsid: int, ranges: list[BlockRange], limit_ranges: int) -> Iterator[Exchange]:
+    """Yield Dataset Management commands of at most `limit_ranges` ranges each (NVM 3.2.3)."""
+    for start in range(0, len(ranges), limit_ranges):
+        some = ranges[start : start + limit_ranges]
+        data = memoryview(encode_ranges(some))
+        first = (len(some) - 1) | _DEALLOCATE << 32
+        sqe = entry(IoOpcode.DATASET_MANAGEMENT, nsid, first, 0, len(data))
+        yield Exchange(sqe, send=[data], send_bytes=len(data))
+
+
+def flushes(nsid: int) -> Iterator[Exchange]:
+    """Yield the one Flush of a namespace (Base 7.1)."""
+    yield Exchange(entry(IoOpcode.FLUSH, nsid, 0, 0, 0))

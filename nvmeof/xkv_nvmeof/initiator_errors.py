@@ -1,0 +1,40 @@
+"""Failures of the initiator beyond those of the block device contract, and how wire failures become them."""
+
+from __future__ import annotations
+
+from xkv_nvmeof.blockdev import CommandFailed, DeviceError
+from xkv_nvmeof.spec import status_name
+
+
+class ConnectFailed(DeviceError):  # noqa: N818
+    """No association could be made; the message says with which address, at which step and why."""
+
+
+class ConnectRefused(ConnectFailed):
+    """The controller refused with a status; `status` is status code type * 256 + status code."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class IdentityChanged(ConnectFailed):
+    """The namespace at the address is not the one that this device was opened with."""
+
+
+class NamespaceUnusable(ConnectFailed):
+    """The namespace does not exist, is empty, or has a format that cannot be used."""
+
+
+class DeviceBusy(DeviceError):  # noqa: N818
+    """Too many calls wait already. The command was never sent: certainly not executed."""
+
+
+def command_failed(what: str, status: int, *, do_not_retry: bool) -> CommandFailed:
+    """Return the error of a completion with a status other than success."""
+    return CommandFailed(
+        f"{what}: {status_name(status)}",
+        status_code_type=status >> 8,
+        status_code=status & 0xFF,
+        do_not_retry=do_not_retry,
+    )

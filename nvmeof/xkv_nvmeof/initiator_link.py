@@ -1,0 +1,179 @@
+"""The socket of one host queue pair: the shell around `HostQueue`.
+
+A plain non-blocking socket on the loop's readiness callbacks. What one wake-up allows is done in one go: all PDUs that
+were received are handled together, the rest of a read's data is received into the caller's memory, together with the
+headers behind it, and everything there is to send leaves in one system call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Final
+
+from xkv_nvmeof.host import HostQueue
+from xkv_nvmeof.host_settings import ClosedByHost, ConnectionLost
+from xkv_nvmeof.host_states import OVER, QueueState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_nvmeof.host_command import Exchange
+    from xkv_nvmeof.host_settings import QueueSettings
+
+_SCRATCH_BYTES: Final = 64 * 1024
+_TAIL_BYTES: Final = 512
+"""Received behind the data of a read in the same call: digest, response and the next header."""
+_READS_PER_WAKEUP: Final = 16
+"""So that a fast peer cannot keep the loop from its timers and its other sockets."""
+
+
+class QueueLink:
+    """One connected queue pair. `on_down` is called once, from the loop, when it ended for whatever reason."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        settings: QueueSettings,
+        clock: Callable[[], int],
+        on_down: Callable[[QueueLink], None],
+    ) -> None:
+        self.core = HostQueue(settings)
+        self.last_sent_ns = clock()
+        """When bytes last left on this connection."""
+        self.on_room: Callable[[], None] | None = None
+        """Called after a turn in which commands finished."""
+        self._sock = sock
+        self._clock = clock
+        self._on_down = on_down
+        self._loop = asyncio.get_running_loop()
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._tail = self._scratch[:_TAIL_BYTES]
+        self._flush_planned = False
+        self._writing = False
+        self._down = False
+        self._changed: asyncio.Event = asyncio.Event()
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._loop.add_reader(sock, self._readable)
+
+    async def setup(self, deadline_ns: int) -> None:
+        """Exchange ICReq and ICResp.
+
+        Raises:
+            Exception: the failure of the core.
+        """
+        self.core.start(deadline_ns)
+        self._flush()
+        while self.core.state is QueueState.IC_SENT:
+            self._changed.clear()
+            await self._changed.wait()
+        if self.core.failure is not None:
+            raise self.core.failure
+
+    def submit(self, exchange: Exchange) -> None:
+        """Send `exchange` with all others of this turn of the loop. There must be room."""
+        self.core.submit(exchange)
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def submit_connect(self, exchange: Exchange) -> None:
+        """Send the Fabrics Connect."""
+        self.core.submit_connect(exchange)
+        self._flush()
+
+    def expire(self, now_ns: int) -> None:
+        """Fail the queue pair when a deadline has passed."""
+        self.core.expire(now_ns)
+        self._deliver()
+
+    def fail(self, failure: Exception) -> None:
+        """End the queue pair; all that is in flight finishes now."""
+        self.core.fail(failure)
+        self._deliver()
+
+    def close(self) -> None:
+        """End the queue pair on this host's wish."""
+        self.fail(ClosedByHost("closed by this host"))
+
+    def _readable(self) -> None:
+        core, sock = self.core, self._sock
+        try:
+            for _ in range(_READS_PER_WAKEUP):
+                views = core.direct_views()
+                if views:
+                    wanted = sum(map(len, views))
+                    count = sock.recvmsg_into([*views, self._tail])[0]
+                    placed = min(count, wanted)
+                    core.direct_received(views, placed)
+                    if count > wanted:
+                        core.receive(self._tail[: count - wanted])
+                    more = count >= wanted
+                else:
+                    count = sock.recv_into(self._scratch)
+                    core.receive(self._scratch[:count])
+                    more = count == _SCRATCH_BYTES or bool(core.direct_views())
+                if not count:
+                    core.fail(ConnectionLost("the controller closed the connection"))
+                if not more or core.failure is not None:
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            core.fail(ConnectionLost(f"connection lost: {error.strerror}"))
+        if core.outbox:
+            self._flush()
+        else:
+            self._deliver()
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        if self._writing or self._down:
+            return
+        core, outbox = self.core, self.core.outbox
+        try:
+            while outbox:
+                core.sent(self._sock.sendmsg(outbox.views()))
+                self.last_sent_ns = self._clock()
+        except (BlockingIOError, InterruptedError):
+            if core.state not in OVER:
+                self._writing = True
+                self._loop.add_writer(self._sock, self._writable)
+        except OSError as error:
+            core.fail(ConnectionLost(f"connection lost: {error.strerror}"))
+        self._deliver()
+
+    def _writable(self) -> None:
+        self._writing = False
+        self._loop.remove_writer(self._sock)
+        self._flush()
+
+    def _deliver(self) -> None:
+        """Hand finished exchanges to their makers, and take the connection down when it is over."""
+        core = self.core
+        over = core.state in OVER
+        if over and not self._down:
+            self._take_down()
+        finished = core.take_finished()
+        for exchange in finished:
+            if exchange.on_finish is not None:
+                exchange.on_finish(exchange)
+        if finished and self.on_room is not None:
+            self.on_room()
+        if not self._changed.is_set():
+            self._changed.set()
+
+    def _take_down(self) -> None:
+        self._down = True
+        self._loop.remove_reader(self._sock)
+        if self._writing:
+            self._loop.remove_writer(self._sock)
+        if self.core.outbox:
+            # Only a TermReq is left; if the socket does not take it at once, the end of the connection says enough.
+            with contextlib.suppress(OSError):
+                self._sock.sendmsg(self.core.outbox.views())
+        self._sock.close()
+        self._on_down(self)
