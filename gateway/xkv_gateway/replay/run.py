@@ -1,0 +1,181 @@
+"""One replay from the connection to its outcome: opens the link, plays, says in one sentence what stopped it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from xkv_gateway.errors import CardUnavailableError, ConfigError, GatewayError, GatewayUnreachableError
+from xkv_gateway.replay.link import open_link
+from xkv_gateway.replay.player import Player, PlayOptions
+from xkv_gateway.replay.report import ReplayOutcome, TraceFacts
+from xkv_gateway.replay.stats import ReplayStats
+from xkv_rpc.errors import (
+    BadReplyError,
+    ConnectionResetByClientError,
+    EndpointError,
+    ErrorCode,
+    GatewayUnavailableError,
+    RegionRefusedError,
+    RpcError,
+    XkvRpcError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_gateway.replay.link import Link
+    from xkv_gateway.replay.trace import Trace
+
+WATCH_INTERVAL_S: Final = 1.0
+START_ADVICE: Final = "Start one with `xkv-gateway serve`, or name its control port with --host and --port."
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What to play against whom, and how."""
+
+    host: str
+    port: int
+    block_bytes: int
+    namespace: str
+    scope: bytes
+    concurrency: int
+    region: bool | None
+    """True: shared memory or nothing; False: inline; None: shared memory where it is offered."""
+    speed: float | None
+    lease_ms: int
+    timeout_ns: int
+    """For one answer, and for how long one message may be turned away as busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """The outcome, and the error that ended the replay early, if one did."""
+
+    outcome: ReplayOutcome
+    failure: GatewayError | None
+
+
+class _Progress:
+    """What is known at every moment, also when the replay ends early."""
+
+    def __init__(self) -> None:
+        self.stats = ReplayStats()
+        self.transfer = "none"
+        self.begin_ns = 0
+
+
+async def run_replay(
+    plan: ReplayPlan, trace: Trace, on_progress: Callable[[ReplayStats], None], *, clock: Callable[[], int]
+) -> ReplayResult:
+    """Play `trace` as `plan` says. Failures of the gateway or of the way to it are part of the result."""
+    progress = _Progress()
+    progress.begin_ns = clock()
+    failure: GatewayError | None = None
+    try:
+        await _play(plan, trace, progress, on_progress, clock)
+    except* XkvRpcError as group:
+        failure = _explain(_cause(group), plan, progress.stats)
+    outcome = ReplayOutcome(
+        trace=TraceFacts(
+            name=trace.name,
+            requests=len(trace.requests),
+            blocks=trace.blocks,
+            distinct_blocks=trace.distinct_blocks(),
+            leading_repeats=trace.leading_repeats(),
+        ),
+        block_bytes=plan.block_bytes,
+        namespace=plan.namespace,
+        transfer=progress.transfer,
+        concurrency=plan.concurrency,
+        speed=plan.speed,
+        stats=progress.stats,
+        elapsed_ns=clock() - progress.begin_ns,
+        problem=None if failure is None else str(failure),
+    )
+    return ReplayResult(outcome, failure)
+
+
+async def _play(
+    plan: ReplayPlan,
+    trace: Trace,
+    progress: _Progress,
+    on_progress: Callable[[ReplayStats], None],
+    clock: Callable[[], int],
+) -> None:
+    async with open_link(plan, clock=clock) as link:
+        progress.transfer = link.transfer
+        options = PlayOptions(
+            block_bytes=plan.block_bytes,
+            lease_ms=plan.lease_ms,
+            concurrency=plan.concurrency,
+            speed=plan.speed,
+            busy_timeout_ns=plan.timeout_ns,
+        )
+        player = Player(link, options, progress.stats, clock=clock)
+        progress.begin_ns = clock()
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(_watch(link))
+            await player.play(trace, on_progress)
+            watch.cancel()
+
+
+async def _watch(link: Link) -> None:
+    """Ping the gateway while the replay runs, so that one that went away is noticed long before a call times out."""
+    while True:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        await link.ping()
+
+
+def _cause(group: BaseExceptionGroup[XkvRpcError]) -> XkvRpcError:
+    """Pick the failure that the others follow from: giving up a connection fails all calls that are on it."""
+    leaves: list[XkvRpcError] = []
+    groups = [group]
+    while groups:
+        for error in groups.pop().exceptions:
+            if isinstance(error, BaseExceptionGroup):
+                groups.append(error)
+            else:
+                leaves.append(error)
+    return min(leaves, key=lambda error: isinstance(error, ConnectionResetByClientError))
+
+
+def _explain(error: XkvRpcError, plan: ReplayPlan, stats: ReplayStats) -> GatewayError:
+    where = f"{plan.host}:{plan.port}"
+    after = f" after {stats.requests} requests" if stats.requests else ""
+    if isinstance(error, RpcError):
+        return _explain_refusal(error, where, after)
+    if isinstance(error, EndpointError | RegionRefusedError):
+        return ConfigError(str(error))
+    if isinstance(error, GatewayUnavailableError):
+        gone = (
+            f"the gateway at {where} went away{after}" if stats.requests else f"no gateway answers at {where}"
+        )
+        return GatewayUnreachableError(f"{gone}: {error}", advice=START_ADVICE)
+    if isinstance(error, BadReplyError):
+        return GatewayUnreachableError(
+            f"what answers at {where} is not a gateway: {error}", advice="Name the control port with --port."
+        )
+    return GatewayError(f"{where}: {error}")
+
+
+REFUSALS: Final[dict[ErrorCode, tuple[type[GatewayError], str]]] = {
+    ErrorCode.CARD_OFFLINE: (CardUnavailableError, "`xkv-gateway status` says why the card is offline."),
+    ErrorCode.RECOVERING: (
+        CardUnavailableError,
+        "The gateway reads the card's journal; try again in a moment.",
+    ),
+    ErrorCode.DRAINING: (GatewayUnreachableError, "The gateway is being stopped."),
+    ErrorCode.BUSY: (GatewayUnreachableError, "The gateway stayed busy; try a lower --concurrency."),
+    ErrorCode.TOO_LARGE: (ConfigError, "Choose smaller --block-bytes."),
+    ErrorCode.UNAUTHORIZED: (ConfigError, ""),
+    ErrorCode.FORBIDDEN: (ConfigError, ""),
+}
+"""What a refused message means for the command. A code that is not here is a bug, of the gateway or of the replay."""
+
+
+def _explain_refusal(error: RpcError, where: str, after: str) -> GatewayError:
+    kind, advice = REFUSALS.get(error.code, (GatewayError, ""))
+    return kind(f"the gateway at {where} refused{after}: {error}", advice=advice)
