@@ -1,4 +1,4 @@
-"""The server's side of the wire: request headers in, reply headers out. Pure, strict and bounded.
+"""The server's side of the wire, requests: header in, data out. Pure, strict and bounded.
 
 A header is decoded in one call of msgpack with tight bounds, and batches are checked by C-speed idioms. Whatever that
 refuses goes to `diagnose`, which walks the header slowly and finds out what to say about it. Nothing is ever unpickled,
@@ -14,7 +14,6 @@ import msgpack
 from xkv_rpc.diagnose import RequestRefusedError, bad_request, explain, is_uint64, too_large
 from xkv_rpc.errors import ErrorCode, RpcError
 from xkv_rpc.messages import (
-    CHECKSUM_NAME,
     DEFAULT_NAME,
     KEY_BYTES_MAX,
     NAMESPACE_BYTES_MAX,
@@ -22,25 +21,16 @@ from xkv_rpc.messages import (
     SCOPE_BYTES_MAX,
     TEXT_BYTES_MAX,
     Delete,
-    DeleteReply,
     Hello,
-    HelloReply,
     Limits,
     Load,
-    LoadReply,
     Lookup,
     LookupMode,
-    LookupReply,
     Ping,
-    PingReply,
     Release,
-    ReleaseReply,
     Renew,
-    RenewReply,
-    Reply,
     Request,
     Store,
-    StoreReply,
 )
 
 if TYPE_CHECKING:
@@ -342,66 +332,3 @@ def _disjoint(offsets: list[int], lengths: list[int]) -> None:
         if length and start < end:
             raise bad_request("offsets", "ranges overlap")
         end = max(end, start + length)
-
-
-# --- replies ----------------------------------------------------------------------------------------------
-
-
-def _hello_fields(reply: HelloReply) -> Fields:
-    target = reply.target
-    return {
-        "server": reply.server,
-        "protocol": PROTOCOL_VERSION,
-        "card": {
-            "uuid": reply.card.uuid,
-            "state": reply.card.state.value,
-            "block_bytes": reply.card.block_bytes,
-            "capacity_bytes": reply.card.capacity_bytes,
-        },
-        "limits": {
-            "keys": reply.limits.keys,
-            "object_bytes": reply.limits.object_bytes,
-            "inline_bytes": reply.limits.inline_bytes,
-            "lease_ms": reply.limits.lease_ms,
-        },
-        "checksum": CHECKSUM_NAME,
-        "features": reply.features,
-        "regions": reply.regions,
-        "target": None
-        if target is None
-        else {"nqn": target.nqn, "nsid": target.nsid, "addresses": target.addresses},
-    }
-
-
-REPLY_FIELDS: Final[dict[type[Reply], Callable[[Any], Fields]]] = {
-    HelloReply: _hello_fields,
-    PingReply: lambda _: {},
-    LookupReply: lambda r: {"hits": r.hits, "sizes": r.sizes, "lease": r.lease, "lease_ms": r.lease_ms},
-    LoadReply: lambda r: {"results": r.results, "sizes": r.sizes},
-    StoreReply: lambda r: {"results": r.results},
-    DeleteReply: lambda r: {"deleted": r.deleted},
-    RenewReply: lambda r: {"lease_ms": r.lease_ms},
-    ReleaseReply: lambda _: {},
-}
-
-
-class ReplyEncoder:
-    """Turns replies into headers. Not for several threads at once: it owns one packer."""
-
-    def __init__(self) -> None:
-        self._pack: Callable[[object], bytes] = msgpack.Packer(autoreset=True).pack
-
-    def success(self, request_id: int, reply: Reply) -> bytes:
-        """Encode the header of a reply."""
-        return self._pack(
-            {"v": PROTOCOL_VERSION, "id": request_id, "ok": True, **REPLY_FIELDS[type(reply)](reply)}
-        )
-
-    def failure(self, request_id: int | None, error: RpcError) -> bytes:
-        """Encode the header of an error; `field` and `retry_after_ms` are there only where they are known."""
-        body: dict[str, object] = {"code": error.code.value, "message": error.message}
-        if error.field is not None:
-            body["field"] = error.field
-        if error.retry_after_ms is not None:
-            body["retry_after_ms"] = error.retry_after_ms
-        return self._pack({"v": PROTOCOL_VERSION, "id": request_id, "ok": False, "error": body})

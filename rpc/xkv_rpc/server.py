@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from xkv_rpc.calls import Buffer, Call, Handler
-from xkv_rpc.codec import ReplyEncoder, RequestDecoder
+from xkv_rpc.codec import RequestDecoder
 from xkv_rpc.diagnose import RequestRefusedError
 from xkv_rpc.errors import ErrorCode, RpcError
 from xkv_rpc.messages import OP_OF, Limits, PeerId
 from xkv_rpc.outbox import Outbox
+from xkv_rpc.reply_codec import ReplyEncoder
 from xkv_rpc.session import Ledger, ServerBounds
 from xkv_rpc.transport import Received, Router
 

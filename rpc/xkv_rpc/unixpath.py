@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -13,6 +14,8 @@ from xkv_rpc.errors import AddressInUseError, BadEndpointError, NotASocketError,
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """`sun_path` has 108 bytes and ends with NUL."""
+
+LISTEN_BACKLOG: Final = 64
 
 
 def claim_socket_path(path: str, kind: socket.SocketKind) -> None:
@@ -55,6 +58,42 @@ def check_socket_path(path: str) -> None:
         raise BadEndpointError(path, "not the path of a file")
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise SocketPathTooLongError(path, f"at most {SOCKET_PATH_BYTES_MAX} bytes")
+
+
+def bind_listener(path: str, kind: socket.SocketKind, mode: int) -> socket.socket:
+    """Claim the path and listen there, without blocking.
+
+    Raises:
+        EndpointError: A subclass says why not.
+    """
+    claim_socket_path(path, kind)
+    listener = socket.socket(socket.AF_UNIX, kind)
+    try:
+        listener.setblocking(False)
+        # Set on the socket itself, the mode holds from the moment at which the path exists.
+        os.fchmod(listener.fileno(), mode)
+        listener.bind(path)
+        listener.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        listener.close()
+        kind_of_error = AddressInUseError if error.errno == errno.EADDRINUSE else BadEndpointError
+        raise kind_of_error(path, error.strerror or "") from None
+    return listener
+
+
+def inode_of(path: str) -> int:
+    """Which file lies at the path now; 0: none."""
+    try:
+        return Path(path).lstat().st_ino
+    except OSError:
+        return 0
+
+
+def unlink_if_same(path: str, inode: int) -> None:
+    """Remove the path if that file still lies there: another process may have taken it over."""
+    if inode and inode_of(path) == inode:
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
 
 
 def _is_served(path: str, kind: socket.SocketKind) -> bool:
