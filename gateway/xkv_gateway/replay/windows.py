@@ -21,6 +21,7 @@ WINDOW_BYTES: Final = 2 * 1024 * 1024
 """Aim for messages of this size: large enough to amortise a message, small enough to have several in flight."""
 
 WINDOWS_PER_REQUEST: Final = 8
+WINDOWS_MAX: Final = 32
 BUFFER_BYTES_MAX: Final = 256 * 1024 * 1024
 """All windows together, unless two single blocks need more."""
 
@@ -55,7 +56,7 @@ def plan_windows(block_bytes: int, *, keys_max: int, message_bytes_max: int, con
     stride_bytes = -(-block_bytes // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
     slots = max(1, min(WINDOW_BYTES // stride_bytes, message_bytes_max // block_bytes, keys_max))
     affordable = BUFFER_BYTES_MAX // (slots * stride_bytes)
-    windows = max(2, min(WINDOWS_PER_REQUEST * concurrency, affordable))
+    windows = max(2, min(WINDOWS_PER_REQUEST * concurrency, WINDOWS_MAX, affordable))
     return WindowPlan(block_bytes, stride_bytes, slots, windows)
 
 
