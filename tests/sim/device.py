@@ -116,6 +116,8 @@ class SimDevice:
         """Number on the medium of each write in flight, by its identity."""
         self._back_online: asyncio.TimerHandle | None = None
         self._dead = False
+        """Closed, or power or process gone: no command has an effect any more."""
+        self._silent = False
         """Power or process gone: nothing is answered any more."""
 
     # --- the contract: facts --------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class SimDevice:
 
     def lose_power(self) -> None:
         """Host and target lose their power: callers never hear of their commands. The medium is left to the caller."""
-        self._dead = True
+        self._dead = self._silent = True
         self._in_flight.clear()
         if self._on_power_loss is not None:
             self._on_power_loss()
@@ -229,7 +231,7 @@ class SimDevice:
         for write in in_flight.values():
             if write is not None:
                 self._leave_behind(write)
-        self._dead = True
+        self._dead = self._silent = True
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -261,7 +263,7 @@ class SimDevice:
     async def _command(
         self, execute: Callable[[], None], write: Written | None, earlier: Callable[[], None] | None = None
     ) -> None:
-        self._start(write)
+        await self._start(write)
         future: asyncio.Future[None] = self._loop.create_future()
         self._in_flight[future] = write
         duration_ns = self._latency_ns()
@@ -275,7 +277,11 @@ class SimDevice:
             if breaks:
                 self.break_connection(1 + self._rng.randrange(self.faults.offline_ns_max))
             elif not fails:
-                execute()
+                try:
+                    execute()
+                except DataCorrupted as error:
+                    self._counters.errors += 1
+                    future.set_exception(error)
             elif write is not None:
                 self._half_done(write)
 
@@ -294,11 +300,13 @@ class SimDevice:
         finally:
             self._in_flight.pop(future, None)
 
-    def _start(self, write: Written | None) -> None:
+    async def _start(self, write: Written | None) -> None:
         if not self._dead:
             self.commands += 1
             if self.commands == self._power_loss_at:
                 self.lose_power()
+        if self._silent:
+            await self._loop.create_future()  # whoever waits is gone as well
         if self._dead or self._state is DeviceState.OFFLINE:
             raise DeviceOffline("no connection")
         assert len(self._in_flight) < COMMANDS_MAX, "more commands in flight than any caller should send"
