@@ -35,6 +35,7 @@ def serve(file: Path | None, **flags: str | None) -> ExitCode:
     loaded = load_settings(file, flags)
     config = loaded.config.model_copy(update={"state_dir": str(state_dir_of(loaded))})
     logging.basicConfig(level=config.log.level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     daemon = build(config, clock=monotonic_ns, entropy=entropy)
     return uvloop.run(daemon.run(on_serving=lambda status: _announce(status, config.admin)))
 

@@ -133,8 +133,9 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
         ],
     )
     for title in ("cache", "requests", "errors", "device"):
-        rows = [(name.replace("_", " "), _count(name, count)) for name, count in answer[title].items()]
-        yield title.capitalize(), rows or [("none yet", "")]
+        counters = answer[title].items()
+        rows = [(name.replace("_", " "), _count(name, count)) for name, count in counters if count]
+        yield title.capitalize(), rows or [("nothing yet", "")]
 
 
 def _count(name: str, count: int) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from xkv_gateway import __version__
 from xkv_gateway.cardurl import TcpCardUrl
 from xkv_gateway.service.status import AddressStatus, CardStatus, SoftCardStatus, Status, UsageStatus
+from xkv_nvmeof.blockdev import DeviceState
 from xkv_rpc.messages import CardInfo, CardState, HelloReply, TargetInfo
 
 if TYPE_CHECKING:
@@ -18,17 +20,10 @@ if TYPE_CHECKING:
     from xkv_gateway.card.store import CardStore
     from xkv_gateway.core.types import EngineLimits
     from xkv_gateway.target.attach import AttachedCard
-    from xkv_nvmeof.blockdev import DeviceState
     from xkv_rpc.messages import Limits
     from xkv_rpc.server import Server
 
-
-@dataclass(slots=True)
-class CardWatch:
-    """Since when the card is in its state, and why."""
-
-    reason: str
-    since_ns: int
+log = logging.getLogger(__name__)
 
 
 class Reporter:
@@ -55,12 +50,19 @@ class Reporter:
         self._state_dir = state_dir
         self._clock = clock
         self._started_ns = clock()
-        self._watch = CardWatch("", self._started_ns)
+        self._card_since_ns = self._started_ns
         self.draining = False
         attached.device.add_state_listener(self._on_state)
 
-    def _on_state(self, _: DeviceState, reason: str) -> None:
-        self._watch = CardWatch(reason, self._clock())
+    def _on_state(self, state: DeviceState, reason: str) -> None:
+        self._card_since_ns = self._clock()
+        expected = state is DeviceState.ONLINE or self.draining
+        log.log(
+            logging.INFO if expected else logging.ERROR,
+            "the card is %s: %s",
+            state.value,
+            reason,
+        )
 
     def hello(self) -> HelloReply:
         """Return the reply to `hello`."""
@@ -105,13 +107,13 @@ class Reporter:
     def _card(self) -> CardStatus:
         device, soft_card = self._attached.device, self._attached.soft_card
         geometry, identity = device.geometry, device.identity
-        negotiated: dict[str, Any] = asdict(device.negotiated)
+        negotiated = device.negotiated
         facts = None if soft_card is None else soft_card.facts
         return CardStatus(
             url=str(self._attached.url),
             state=device.state.value,
-            reason=self._watch.reason,
-            state_age_s=self._age_s(self._watch.since_ns),
+            reason=device.reason,
+            state_age_s=self._age_s(self._card_since_ns),
             size_bytes=geometry.size_bytes,
             block_bytes=geometry.block_bytes,
             volatile_write_cache=geometry.volatile_write_cache,
@@ -121,7 +123,7 @@ class Reporter:
             uuid=str(uuid.UUID(bytes=identity.uuid)),
             model=identity.model,
             serial=identity.serial,
-            connection=negotiated,
+            connection={} if negotiated is None else asdict(negotiated),
             soft_card=None if facts is None else SoftCardStatus(facts.pid, facts.restarts),
         )
 

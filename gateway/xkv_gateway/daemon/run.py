@@ -45,7 +45,7 @@ from xkv_nvmeof.blockdev import DeviceError
 from xkv_rpc.errors import AddressInUseError as EndpointInUseError
 from xkv_rpc.errors import EndpointError
 from xkv_rpc.messages import Limits
-from xkv_rpc.regions import RegionServer
+from xkv_rpc.regions import RegionLimits, RegionServer
 from xkv_rpc.server import Server
 
 if TYPE_CHECKING:
@@ -161,10 +161,11 @@ class Daemon:
         socket_path = self._config.control.socket
         endpoints = [f"tcp://{control.text}", *([f"ipc://{socket_path}"] if socket_path else [])]
         regions_path = regions_socket_path(self._config.control.regions_socket, self._state_dir)
+        regions_bytes = self._config.control.limits.regions_bytes
         regions = RegionServer(
             str(regions_path),
             entropy=self._entropy,
-            total_bytes_max=self._config.control.limits.regions_bytes,
+            limits=RegionLimits(region_bytes=regions_bytes, total_bytes=regions_bytes),
         )
         undo.push_async_callback(regions.aclose)
         try:

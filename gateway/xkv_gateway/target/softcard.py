@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xkv_gateway.cardurl import SOFT_CARD_BLOCK_BYTES, SOFT_CARD_BYTES_MIN
+from xkv_gateway.cardurl import SOFT_CARD_BYTES_MIN
 from xkv_gateway.errors import CardUnavailableError
 from xkv_gateway.sizes import format_size
 
@@ -176,8 +176,7 @@ class SoftCard:
     def _command(self) -> list[str]:
         size = [] if self._size_bytes is None else ["--size", str(self._size_bytes)]
         command = [sys.executable, "-P", "-m", "xkv_nvmeof.softcard", "--file", str(self._path), *size]
-        block = ["--block-bytes", str(SOFT_CARD_BLOCK_BYTES)]
-        return [*command, *block, "--listen", "127.0.0.1:0", "--exit-with-stdin"]
+        return [*command, "--listen", "127.0.0.1:0", "--exit-with-stdin"]
 
     def _last_words(self) -> str:
         if self._tail:

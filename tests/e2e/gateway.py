@@ -1,0 +1,176 @@
+"""A real gateway as a subprocess: ephemeral ports, a small soft card, a temporary state directory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+HANG_S: Final = 30.0
+"""Nothing takes that long; it only keeps a hang from hanging the tests."""
+CARD: Final = "256MiB"
+COMMAND: Final = (sys.executable, "-m", "xkv_gateway")
+
+
+def environment(home: Path, **extra: str) -> dict[str, str]:
+    """Return the environment of a person with nothing set."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("XKV_", "XDG_", "STATE_"))
+    }
+    return {**kept, "HOME": str(home), **extra}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def run(home: Path, *arguments: str, **extra: str) -> Finished:
+    """Run the command to its end."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *arguments,
+        env=environment(home, **extra),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(HANG_S):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return Finished(process.returncode, out.decode(), err.decode())
+
+
+@dataclass
+class Gateway:
+    """A gateway that serves."""
+
+    process: asyncio.subprocess.Process
+    said: list[str]
+    log: list[str] = field(default_factory=list)
+    pump: asyncio.Task[None] | None = None
+
+    def said_at(self, name: str) -> str:
+        """Return what the start message says behind `name`."""
+        found = re.search(rf"^  {name} +(\S.*)$", "\n".join(self.said), re.MULTILINE)
+        assert found, self.said
+        return found[1]
+
+    @property
+    def control_port(self) -> int:
+        return int(self.said_at("control").rpartition(":")[2])
+
+    @property
+    def admin(self) -> str:
+        return self.said_at("admin").removeprefix("http://")
+
+    @property
+    def log_text(self) -> str:
+        return "".join(self.log)
+
+    async def get(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as client:
+            return await client.get(f"http://{self.admin}{path}")
+
+    async def status(self) -> dict[str, Any]:
+        return dict(json.loads((await self.get("/v1/status")).content))
+
+    async def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Ask for the status until it is as wanted."""
+        async with asyncio.timeout(HANG_S):
+            while not wanted(status := await self.status()):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
+        return status
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send the signal; return the exit code."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        async with asyncio.timeout(HANG_S):
+            code = await self.process.wait()
+            if self.pump is not None:
+                await self.pump
+        return code
+
+    async def logged(self, words: str) -> None:
+        """Return once the log says so."""
+        async with asyncio.timeout(HANG_S):
+            while words not in self.log_text:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+
+    async def _pump(self) -> None:
+        assert self.process.stderr is not None
+        assert self.process.stdout is not None
+        async for line in self.process.stderr:
+            self.log.append(line.decode())
+        await self.process.stdout.read()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    state_dir: Path, *arguments: str, card: str | None = CARD, **extra: str
+) -> AsyncIterator[Gateway]:
+    """Start a gateway, wait until it says that it serves; end it at the end of the block."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *serve_arguments(state_dir, card),
+        *arguments,
+        env=environment(state_dir.parent, **extra),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    gateway = Gateway(process, [])
+    gateway.pump = asyncio.create_task(gateway._pump())
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(HANG_S):
+            while not gateway.said or "Ctrl-C" not in gateway.said[-1]:
+                line = await process.stdout.readline()
+                assert line, gateway.log_text
+                gateway.said.append(line.decode().rstrip("\n"))
+        yield gateway
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        await gateway.pump
+
+
+def serve_arguments(state_dir: Path, card: str | None) -> Sequence[str]:
+    """Return the arguments of `serve` with ports that the kernel chooses."""
+    url = () if card is None else ("--card", f"soft:{state_dir}.img?size={card}")
+    return ("serve", "--port", "0", "--admin-port", "0", "--state-dir", str(state_dir), *url)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists (a zombie does not count)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in {"Z", "X"}
+
+
+async def gone(pid: int) -> None:
+    """Return once the process does not exist any more."""
+    async with asyncio.timeout(HANG_S):
+        while alive(pid):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.gateway import alive, run, serving
+from xkv_gateway.errors import ExitCode
+from xkv_rpc.async_client import AsyncClient
+from xkv_rpc.errors import ErrorCode, RpcError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEYS = [bytes([number]) * 32 for number in range(8)]
+PAYLOADS = [bytes([number]) * 70_000 for number in range(8)]
+
+
+async def test_a_killed_soft_card_turns_the_card_offline_and_comes_back_with_its_bytes(home: Path) -> None:
+    async with serving(home / "state") as gateway:
+        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        assert set(await client.store("", b"", KEYS, PAYLOADS)) == {"stored"}
+        soft_card = (await gateway.status())["card"]["soft_card"]["pid"]
+        # Stopped first: the next start waits for the lock, so that the card is certainly seen offline.
+        os.kill(soft_card, signal.SIGKILL)
+        offline = await gateway.until(lambda status: status["card"]["soft_card"]["pid"] != soft_card)
+        assert not alive(soft_card)
+        assert offline["state"] == "serving"
+        back = await gateway.until(
+            lambda status: status["card"]["state"] == "online" and status["card"]["soft_card"]["pid"]
+        )
+        assert back["card"]["soft_card"]["restarts"] == 1
+        loaded = await client.load("", b"", KEYS)
+        assert [bytes(payload or b"") for payload in loaded.payloads] == PAYLOADS
+        await client.aclose()
+        assert await gateway.end() == ExitCode.OK
+
+
+async def test_while_the_card_is_away_lookups_miss_and_writes_are_refused(home: Path) -> None:
+    async with serving(home / "state") as gateway:
+        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        await client.store("", b"", KEYS, PAYLOADS)
+        card = home / "state.img"
+        soft_card = (await gateway.status())["card"]["soft_card"]["pid"]
+        card.rename(home / "away.img")
+        card.mkdir()  # nothing can be served from here: the card stays away
+        os.kill(soft_card, signal.SIGKILL)
+        await gateway.until(lambda status: status["card"]["state"] == "offline")
+        assert (await gateway.get("/healthz")).status_code == 200
+        assert (await gateway.get("/readyz")).status_code == 503
+        assert (await run(home, "status", "--admin", gateway.admin)).code == ExitCode.DEGRADED
+        assert (await client.lookup("", b"", KEYS)).hits == 0
+        assert set((await client.load("", b"", KEYS)).statuses) == {"miss"}
+        with pytest.raises(RpcError) as caught:
+            await client.store("", b"", [b"new"], [b"bytes"])
+        assert caught.value.code is ErrorCode.CARD_OFFLINE
+        with pytest.raises(RpcError) as caught:
+            await client.delete("", b"", KEYS)
+        assert caught.value.code is ErrorCode.CARD_OFFLINE
+        card.rmdir()
+        (home / "away.img").rename(card)
+        await gateway.until(lambda status: status["card"]["state"] == "online")
+        assert (await client.lookup("", b"", KEYS)).hits == len(KEYS)
+        assert set((await client.load("", b"", KEYS)).statuses) == {"ok"}
+        await client.aclose()

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.gateway import run, serve_arguments, serving
+from xkv_gateway.errors import ExitCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("flag", "address"),
+    [
+        ("--bind-address", "0.0.0.0"),
+        ("--bind-address", "::"),
+        ("--bind-address", "::ffff:10.0.0.1"),
+        ("--admin-bind-address", "0.0.0.0"),
+        ("--admin-bind-address", "192.0.2.1"),
+    ],
+)
+async def test_an_open_address_is_refused_before_anything_is_made(
+    home: Path, flag: str, address: str
+) -> None:
+    finished = await run(home, *serve_arguments(home / "state", "256MiB"), flag, address)
+    assert finished.code == ExitCode.BIND_REFUSED
+    assert address in finished.err
+    assert "allow_unauthenticated = true" in finished.err
+    assert not (home / "state").exists()
+
+
+async def test_an_open_address_is_served_once_that_is_written_down(home: Path) -> None:
+    file = home / "gateway.toml"
+    file.write_text("[control]\nallow_unauthenticated = true\n")
+    async with serving(home / "state", "--config", str(file), "--bind-address", "0.0.0.0") as gateway:
+        assert gateway.said_at("control").startswith("0.0.0.0:")
+    # The permission is for one port only.
+    refused = await run(
+        home,
+        *serve_arguments(home / "state", "256MiB"),
+        "--config",
+        str(file),
+        "--admin-bind-address",
+        "0.0.0.0",
+    )
+    assert refused.code == ExitCode.BIND_REFUSED
+
+
+async def test_a_wrong_setting_is_one_line_and_exit_code_2(home: Path) -> None:
+    file = home / "gateway.toml"
+    file.write_text("[control]\nprot = 5557\n")
+    cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
+        (("--config", str(file)), {}, "control.prot"),
+        (("--config", str(home / "none.toml")), {}, "none.toml"),
+        ((), {"XKV_CONTROL__PRT": "1"}, "XKV_CONTROL__PRT"),
+        ((), {"XKV_CARD__AU": "x"}, "card.au"),
+        (("--port", "70000"), {}, "--port"),
+        (("--card", "kernel+tcp://127.0.0.1/nqn.2014-08.com.example:x"), {}, "not there yet"),
+        (("--card", "soft:x?size=none"), {}, "size"),
+        (("--bind-address", "no such host"), {}, "control.bind_address"),
+        (("--frobnicate",), {}, "--frobnicate"),
+    ]
+    for arguments, variables, word in cases:
+        finished = await run(home, *serve_arguments(home / "state", None), *arguments, **variables)
+        assert finished.code == ExitCode.CONFIG, finished
+        assert word in finished.err
+        assert "Traceback" not in finished.err
+        assert "pydantic" not in finished.err
+        assert not (home / "state").exists()
+
+
+async def test_the_settings_in_effect_are_shown_with_their_source(home: Path) -> None:
+    sample = await run(home, "config", "sample")
+    (home / "gateway.toml").write_text(sample.out)
+    shown = await run(
+        home, "config", "show", "--config", str(home / "gateway.toml"), "--port", "1", XKV_ADMIN__PORT="2"
+    )
+    assert (sample.code, shown.code) == (ExitCode.OK, ExitCode.OK)
+    rows = {line.split()[0]: line for line in shown.out.splitlines() if line}
+    assert "flag --port" in rows["control.port"]
+    assert "environment variable XKV_ADMIN__PORT" in rows["admin.port"]
+    assert "gateway.toml" in rows["card.au"]
+    assert rows["card.url"].endswith("default")
+
+
+async def test_status_without_a_gateway_says_so_and_what_to_do(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = listener.getsockname()[1]
+    finished = await run(home, "status", "--admin", f"127.0.0.1:{free}")
+    assert finished.code == ExitCode.UNREACHABLE
+    assert "no gateway answers" in finished.err
+    assert "xkv-gateway serve" in finished.err
+
+
+async def test_status_of_something_else_says_so(home: Path) -> None:
+    async with serving(home / "state") as gateway:
+        finished = await run(home, "status", "--admin", f"127.0.0.1:{gateway.control_port}")
+    assert finished.code == ExitCode.UNREACHABLE
+
+
+@pytest.mark.parametrize("admin", ["5558", "127.0.0.1:", ":5558", "127.0.0.1:x", "127.0.0.1:70000"])
+async def test_a_wrong_admin_address_is_named(home: Path, admin: str) -> None:
+    finished = await run(home, "status", "--admin", admin)
+    assert finished.code == ExitCode.CONFIG
+    assert "HOST:PORT" in finished.err
+
+
+async def test_the_default_card_lies_in_the_state_directory_and_is_used_again_with_its_size(
+    home: Path,
+) -> None:
+    async with serving(home / "state", "--card", f"soft:{home}/state/card.img?size=128MiB", card=None):
+        pass
+    async with serving(home / "state", card=None) as gateway:
+        status = await gateway.status()
+    assert status["card"]["url"] == f"soft:{home}/state/card.img"
+    assert status["card"]["size_bytes"] == 128 << 20
+
+
+async def test_a_soft_card_of_another_size_is_refused_and_left_as_it_is(home: Path) -> None:
+    async with serving(home / "state", card="128MiB"):
+        pass
+    size_bytes = (home / "state.img").stat().st_size
+    finished = await run(home, *serve_arguments(home / "state", "256MiB"))
+    assert finished.code == ExitCode.CARD
+    assert "size" in finished.err
+    assert (home / "state.img").stat().st_size == size_bytes
+
+
+async def test_the_host_identity_stays_the_same(home: Path) -> None:
+    async with serving(home / "state"):
+        first = json.loads((home / "state" / "host.json").read_text())
+    async with serving(home / "state"):
+        assert json.loads((home / "state" / "host.json").read_text()) == first
+
+
+async def test_a_target_that_is_not_there_is_named(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = listener.getsockname()[1]
+    card = f"nvme+tcp://127.0.0.1:{free}/nqn.2014-08.com.example:gone"
+    finished = await run(home, *serve_arguments(home / "state", None), "--card", card)
+    assert finished.code == ExitCode.CARD
+    assert card in finished.err
+    assert "Traceback" not in finished.err
