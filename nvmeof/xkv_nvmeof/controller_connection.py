@@ -8,13 +8,13 @@ into the core, connections with something to do are in `Card.take_dirty()`.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof import digest
 from xkv_nvmeof.command import CompletionEntry, SubmissionEntry
 from xkv_nvmeof.controller_io import Inbound, execute, judge
 from xkv_nvmeof.controller_states import CONNECTION_TABLE, ConnectionEvent, ConnectionState
+from xkv_nvmeof.controller_transfers import MAX_PENDING_R2T, Transfers
 from xkv_nvmeof.controller_types import (
     SETUP_DEADLINE_NS,
     IoCommand,
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from xkv_nvmeof.controller_card import Card
     from xkv_nvmeof.controller_types import Buffers
 
-MAX_PENDING_R2T: Final = 16
-"""Most R2Ts outstanding for one command, however many the host would take."""
 _RETRYABLE: Final = frozenset(
     {
         Status.COMMAND_INTERRUPTED,
@@ -68,27 +66,6 @@ _RETRYABLE: Final = frozenset(
 _CLOSED: Final = frozenset({ConnectionState.ENDING, ConnectionState.CLOSED})
 
 
-@dataclass(slots=True)
-class _Transfer:
-    """A command whose data the host sends in H2CData PDUs."""
-
-    entry: SubmissionEntry
-    length_bytes: int
-    buffer: memoryview | None = None
-    granted_bytes: int = 0
-    open_grants: int = 0
-    corrupt: bool = False
-
-
-@dataclass(slots=True)
-class _Grant:
-    """One R2T: the host may send `end - next` bytes more with its tag."""
-
-    transfer: _Transfer
-    next_bytes: int
-    end_bytes: int
-
-
 class ControllerConnection:
     """The controller's end of one queue. `io_queue_id` is known after Connect: 0 is the admin queue."""
 
@@ -97,16 +74,11 @@ class ControllerConnection:
         self._card = card
         self._buffers = buffers
         self._reader = FrameReader(controller_limits(config.in_capsule_bytes, config.max_h2c_data_bytes))
+        self._transfers = Transfers(self, buffers, config.max_h2c_data_bytes)
         self._wire: WireFormat = PLAIN
-        self._max_r2t = 1
         self._commands: list[IoCommand] = []
         self._inflight: set[int] = set()
-        self._grants: dict[int, _Grant] = {}
-        self._next_tag = 0
-        self._starved: deque[_Transfer] = deque()
         self._capsule: SubmissionEntry | None = None
-        self._grant: _Grant | None = None
-        self._grant_tag = 0
         self._target: memoryview | None = None
         self._placed_bytes = 0
         self._head = 0
@@ -129,7 +101,7 @@ class ControllerConnection:
     @property
     def starved(self) -> bool:
         """Whether writes wait for a buffer: call `buffers_available` when one was released."""
-        return bool(self._starved)
+        return self._transfers.starved
 
     def receive(self, chunk: memoryview, now_ns: int) -> None:
         """Take what was received. `chunk` may be reused afterwards."""
@@ -168,13 +140,13 @@ class ControllerConnection:
             if self.controller is not None:
                 self.controller.shutdown_done()
             return
+        self._card.count(command, status)
         if isinstance(command, WriteCommand) and command.pooled:
             self._buffers.release(command.data)
         if self.state in _CLOSED:
             if data is not None:
                 self._buffers.release(data)
             return
-        self._card.count(command, status)
         if data is not None and status == Status.SUCCESS:
             self._send_data(command.cid, data)
             self.outgoing.append(Sent(data))
@@ -185,13 +157,8 @@ class ControllerConnection:
 
     def buffers_available(self) -> None:
         """Try again to start the writes that waited for a buffer."""
-        while self._starved and self.state not in _CLOSED:
-            transfer = self._starved[0]
-            transfer.buffer = self._buffers.allocate(transfer.length_bytes)
-            if transfer.buffer is None:
-                return
-            self._starved.popleft()
-            self._grant_more(transfer)
+        if self.state not in _CLOSED:
+            self._transfers.retry()
 
     def lost(self) -> None:
         """The TCP connection is gone, from either side."""
@@ -226,6 +193,22 @@ class ControllerConnection:
         self._head = 1 % entries if flow_control else 0
         self._flow_control = flow_control
 
+    def send_r2t(self, pdu: R2T) -> None:
+        """Send an R2T."""
+        self.outgoing.append(encode(pdu, self._wire))
+        self._card.mark_dirty(self)
+
+    def transfer_done(self, entry: SubmissionEntry, buffer: memoryview, *, intact: bool) -> None:
+        """Execute a command whose data came in PDUs of its own."""
+        if not intact:
+            self._buffers.release(buffer)
+            self.reply(entry.cid, Reply(Status.TRANSIENT_TRANSPORT_ERROR))
+            return
+        command = execute(entry, buffer, self._card.config, pooled=True)
+        if not isinstance(command, WriteCommand):
+            self._buffers.release(buffer)
+        self._start(entry.cid, command)
+
     def end(self, reason: str) -> None:
         """Process nothing any more; what is queued is still sent before the socket closes."""
         if self.state in _CLOSED:
@@ -250,12 +233,7 @@ class ControllerConnection:
         self._card.protocol_error(self)
 
     def _drop_transfers(self) -> None:
-        transfers = {id(grant.transfer): grant.transfer for grant in self._grants.values()}
-        for transfer in transfers.values():
-            if transfer.buffer is not None:
-                self._buffers.release(transfer.buffer)
-        self._grants.clear()
-        self._starved.clear()
+        self._transfers.drop()
         self._target = None
         for command in self._commands:
             if isinstance(command, WriteCommand) and command.pooled:
@@ -273,15 +251,20 @@ class ControllerConnection:
             elif isinstance(event, CapsuleCmd):
                 self._on_capsule(event, now_ns)
             elif isinstance(event, H2CData):
-                self._on_data(event)
+                self._target = self._transfers.accept(event)
+                self._placed_bytes = 0
             elif isinstance(event, DataEnd):
                 self._on_data_end(event, now_ns)
             elif isinstance(event, ICReq):
                 self._on_init(event)
-            elif isinstance(event, H2CTermReq):
-                self.end(f"the host ended the connection: FES {event.fatal_status}")
             else:
-                raise AssertionError(event)
+                assert isinstance(event, H2CTermReq)  # framing lets nothing else through
+                self._on_term(event)
+
+    def _on_term(self, pdu: H2CTermReq) -> None:
+        """The host ends the connection, and with it the association (TCP 3.5)."""
+        self.end(f"the host ended the connection: fatal error status {pdu.fatal_status}")
+        self._card.protocol_error(self)
 
     def _on_init(self, request: ICReq) -> None:
         if request.pdu_format_version != 0:
@@ -291,7 +274,7 @@ class ControllerConnection:
         config = self._card.config
         header_digest = request.header_digest and config.header_digest
         data_digest = request.data_digest and config.data_digest
-        self._max_r2t = min(request.max_r2t, MAX_PENDING_R2T)
+        self._transfers.max_r2t = min(request.max_r2t, MAX_PENDING_R2T)
         self._wire = WireFormat(header_digest, data_digest, request.alignment_dwords * 4)
         self._reader.establish(WireFormat(header_digest, data_digest))
         self._step(ConnectionEvent.INITIALIZED)
@@ -318,49 +301,18 @@ class ControllerConnection:
         self._target = memoryview(bytearray(pdu.data_bytes))
         self._placed_bytes = 0
 
-    def _on_data(self, pdu: H2CData) -> None:
-        grant = self._grants.get(pdu.transfer_tag)
-        if grant is None:
-            raise self._bad_data(pdu, "an unknown transfer tag", FatalStatus.INVALID_HEADER_FIELD, 10)
-        if grant.transfer.entry.cid != pdu.command_id:
-            raise self._bad_data(pdu, "another command's transfer tag", FatalStatus.INVALID_HEADER_FIELD, 8)
-        if pdu.offset_bytes != grant.next_bytes:
-            raise self._bad_data(pdu, "data out of order", FatalStatus.OUT_OF_RANGE, 12)
-        end_bytes = pdu.offset_bytes + pdu.data_bytes
-        if end_bytes > grant.end_bytes:
-            raise self._bad_data(pdu, "more data than asked for", FatalStatus.OUT_OF_RANGE, 16)
-        if pdu.last != (end_bytes == grant.end_bytes):
-            raise self._bad_data(pdu, "the LAST flag", FatalStatus.INVALID_HEADER_FIELD, 1)
-        assert grant.transfer.buffer is not None
-        self._grant, self._grant_tag = grant, pdu.transfer_tag
-        self._target = grant.transfer.buffer[pdu.offset_bytes : end_bytes]
-        self._placed_bytes = 0
-
-    def _bad_data(self, pdu: H2CData, reason: str, status: FatalStatus, field_bytes: int) -> PeerViolation:
-        return PeerViolation(f"{reason} in H2CData", status, field_bytes, encode(pdu, PLAIN))
-
     def _on_data_end(self, end: DataEnd, now_ns: int) -> None:
         target, self._target = self._target, None
         entry, self._capsule = self._capsule, None
-        if entry is not None:
-            assert target is not None
-            if end is DataEnd.CORRUPT:
-                self.reply(entry.cid, Reply(Status.TRANSIENT_TRANSPORT_ERROR))
-            else:
-                self._dispatch(entry, target, now_ns)
-            return
-        grant, self._grant = self._grant, None
-        if grant is None:
-            return  # in-capsule data of a command that was refused
+        if entry is None:
+            if target is not None:
+                self._transfers.finish(end)
+            return  # without a target it was the data of a command that is refused already
         assert target is not None
-        transfer = grant.transfer
-        grant.next_bytes += len(target)
-        transfer.corrupt |= end is DataEnd.CORRUPT
-        if grant.next_bytes < grant.end_bytes:
-            return
-        del self._grants[self._grant_tag]
-        transfer.open_grants -= 1
-        self._grant_more(transfer)
+        if end is DataEnd.CORRUPT:
+            self.reply(entry.cid, Reply(Status.TRANSIENT_TRANSPORT_ERROR))
+        else:
+            self._dispatch(entry, target, now_ns)
 
     # ---- commands --------------------------------------------------------------------------------------------
 
@@ -412,8 +364,7 @@ class ControllerConnection:
             if data:
                 self._start(entry.cid, execute(entry, data, config, pooled=False))
             else:
-                self._starved.append(_Transfer(entry, judgement.length_bytes))
-                self.buffers_available()
+                self._transfers.begin(entry, judgement.length_bytes)
         else:
             self._start(entry.cid, judgement)
 
@@ -424,39 +375,6 @@ class ControllerConnection:
         else:
             self._commands.append(command)
             self._card.mark_dirty(self)
-
-    def _grant_more(self, transfer: _Transfer) -> None:
-        """Ask for the next parts of a transfer, or execute the command when all is there (TCP 3.3.2.2)."""
-        limit = self._card.config.max_h2c_data_bytes
-        while (
-            transfer.granted_bytes < transfer.length_bytes
-            and transfer.open_grants < self._max_r2t
-            and not transfer.corrupt
-        ):
-            begin = transfer.granted_bytes
-            end = min(begin + limit, transfer.length_bytes)
-            while self._next_tag in self._grants:
-                self._next_tag = (self._next_tag + 1) & 0xFFFF
-            tag = self._next_tag
-            self._next_tag = (tag + 1) & 0xFFFF
-            self._grants[tag] = _Grant(transfer, begin, end)
-            transfer.granted_bytes = end
-            transfer.open_grants += 1
-            self.outgoing.append(encode(R2T(transfer.entry.cid, tag, begin, end - begin), self._wire))
-            self._card.mark_dirty(self)
-        if transfer.open_grants:
-            return
-        buffer = transfer.buffer
-        assert buffer is not None
-        cid = transfer.entry.cid
-        if transfer.corrupt:
-            self._buffers.release(buffer)
-            self.reply(cid, Reply(Status.TRANSIENT_TRANSPORT_ERROR))
-            return
-        command = execute(transfer.entry, buffer, self._card.config, pooled=True)
-        if not isinstance(command, WriteCommand):
-            self._buffers.release(buffer)
-        self._start(cid, command)
 
     # ---- sending ---------------------------------------------------------------------------------------------
 

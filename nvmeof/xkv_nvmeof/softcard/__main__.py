@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import click
@@ -45,6 +45,10 @@ class Options:
     nqn: str | None
     allowed_hosts: frozenset[str] | None
     exit_with_stdin: bool
+
+
+class CardBroken(Exception):  # noqa: N818
+    """The program did what it must never do; the log says what."""
 
 
 def parse_size(text: str) -> int:
@@ -121,6 +125,11 @@ def _log_counters(event: str, card: Card) -> None:
 
 
 async def _serve(options: Options, store: Store, listener: socket.socket) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        CardBroken: a callback failed, which is a mistake of ours: no card is better than one that hangs.
+    """
     config = _config(options, store)
     host, port = listener.getsockname()[:2]
     card = Card(config, [Portal(host, port)])
@@ -128,6 +137,14 @@ async def _serve(options: Options, store: Store, listener: socket.socket) -> Non
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    broken: list[str] = []
+
+    def on_failure(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        _LOG.critical("%s", context["message"], exc_info=context.get("exception"))
+        broken.append(context["message"])
+        stop.set()
+
+    loop.set_exception_handler(on_failure)
     loop.add_signal_handler(signal.SIGUSR1, _log_counters, "counters", card)
     server = Server(card, Executor(store, time.monotonic_ns), time.monotonic_ns)
     server.listen(listener)
@@ -150,6 +167,8 @@ async def _serve(options: Options, store: Store, listener: socket.socket) -> Non
     await stop.wait()
     await server.aclose()
     _log_counters("exit", card)
+    if broken:
+        raise CardBroken(broken[0])
 
 
 def _run(options: Options) -> None:
@@ -225,7 +244,7 @@ def main(
     )
     try:
         _run(options)
-    except (StoreError, OSError) as error:
+    except (StoreError, CardBroken, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.controller_types import ReadCommand, Sent, ShutdownCommand
@@ -161,7 +162,6 @@ class _Peer:
             sink = connection.sink()
             try:
                 if sink is None:
-                    count = asked = 0
                     asked = HEADER_BUFFER_BYTES
                     count = sock.recv_into(header)
                     received = header[:count]
@@ -245,35 +245,33 @@ class _Peer:
     def _send_all(self) -> bool:
         """Send; whether the socket is full."""
         outgoing = self._connection.outgoing
+        while outgoing:
+            vectors = [item for item in islice(outgoing, MAX_IOVECS) if not isinstance(item, Sent)]
+            try:
+                count = self._sock.sendmsg(vectors) if vectors else 0
+            except (BlockingIOError, InterruptedError):
+                return True
+            self._drop_sent(count)
+        return False
+
+    def _drop_sent(self, count: int) -> None:
+        """Forget the first `count` bytes of what is to be sent; buffers behind them go back."""
+        outgoing = self._connection.outgoing
         released = False
         while outgoing:
-            vectors = []
-            for item in outgoing:
-                if not isinstance(item, Sent):
-                    vectors.append(item)
-                    if len(vectors) == MAX_IOVECS:
-                        break
-            if vectors:
-                try:
-                    count = self._sock.sendmsg(vectors)
-                except (BlockingIOError, InterruptedError):
-                    return True
+            item = outgoing[0]
+            if isinstance(item, Sent):
+                self._buffers.release(item.buffer)
+                released = True
+            elif len(item) <= count:
+                count -= len(item)
             else:
-                count = 0
-            while outgoing:
-                item = outgoing[0]
-                if isinstance(item, Sent):
-                    self._buffers.release(item.buffer)
-                    released = True
-                elif len(item) <= count:
-                    count -= len(item)
-                else:
+                if count:
                     outgoing[0] = memoryview(item)[count:]
-                    break
-                outgoing.popleft()
+                break
+            outgoing.popleft()
         if released:
             self._retry()
-        return False
 
     def _watch_writable(self, *, wanted: bool) -> None:
         if wanted and not self._writing:
