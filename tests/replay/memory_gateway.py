@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,10 +26,12 @@ from xkv_rpc.messages import (
     Store,
     StoreReply,
 )
+from xkv_rpc.regions import RegionServer
 from xkv_rpc.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from xkv_rpc.calls import Call
 
@@ -47,11 +50,14 @@ class MemoryGateway:
     """Requests that are never answered."""
     spoil: Callable[[bytes, bytes], bytes | None] = lambda _, data: data
     """Called with key and bytes of each load; returns what is answered, None: `corrupt`."""
+    write_regions: bool = True
+    """False: loads into a region are answered `ok`, and not a byte is written."""
     objects: dict[tuple[str, bytes, bytes], bytes] = field(default_factory=dict)
     seen: list[Call] = field(default_factory=list)
     leases: set[bytes] = field(default_factory=set)
     leases_granted: int = 0
     port: int = 0
+    regions: RegionServer | None = None
 
     def handle(self, call: Call) -> None:
         self.seen.append(call)
@@ -63,7 +69,8 @@ class MemoryGateway:
         match call.request:
             case Hello():
                 card = CardInfo("", self.state, 4096, 1 << 30)
-                call.reply(HelloReply(server="memory", card=card, limits=self.limits))
+                path = None if self.regions is None else self.regions.path
+                call.reply(HelloReply(server="memory", card=card, limits=self.limits, regions=path))
             case Ping():
                 call.reply(PingReply())
             case Lookup() as request:
@@ -105,11 +112,27 @@ class MemoryGateway:
                 payloads.append(data)
         lengths = iter(payloads)
         sizes = [len(next(lengths)) if result == "ok" else None for result in results]
-        call.reply(LoadReply(results, sizes), payloads)
+        if request.region is None:
+            call.reply(LoadReply(results, sizes), payloads)
+            return
+        assert self.regions is not None
+        found = self.regions.find(request.region)
+        loaded = iter(payloads)
+        for result, offset, length in zip(results, request.offsets, request.lengths, strict=True):
+            data = next(loaded) if result == "ok" else bytes(length)
+            if self.write_regions:
+                found.view(offset, len(data))[:] = data
+        call.reply(LoadReply(results, sizes))
 
     def _store(self, call: Call, request: Store) -> None:
         results: list[str] = []
-        for key, payload in zip(request.keys, call.payloads, strict=True):
+        payloads = call.payloads
+        if request.region is not None:
+            assert self.regions is not None
+            region = self.regions.find(request.region)
+            ranges = zip(request.offsets, request.sizes, strict=True)
+            payloads = [region.view(offset, size) for offset, size in ranges]
+        for key, payload in zip(request.keys, payloads, strict=True):
             identity = (request.ns, request.scope, key)
             if identity in self.objects:
                 results.append("exists")
@@ -125,7 +148,10 @@ class MemoryGateway:
 
 
 @asynccontextmanager
-async def serving(gateway: MemoryGateway) -> AsyncIterator[Server]:
+async def serving(gateway: MemoryGateway, regions_path: Path | None = None) -> AsyncIterator[Server]:
+    if regions_path is not None:
+        gateway.regions = RegionServer(str(regions_path), entropy=os.urandom)
+        await gateway.regions.start()
     server = Server(gateway, gateway.limits, clock=time.monotonic_ns)
     (endpoint,) = await server.bind(["tcp://127.0.0.1:0"])
     gateway.port = int(endpoint.rpartition(":")[2])
@@ -133,3 +159,5 @@ async def serving(gateway: MemoryGateway) -> AsyncIterator[Server]:
         yield server
     finally:
         await server.aclose(grace_ms=0, linger_ms=0)
+        if gateway.regions is not None:
+            await gateway.regions.aclose()

@@ -20,6 +20,8 @@ from xkv_rpc.errors import ErrorCode, RpcError
 from xkv_rpc.messages import CardState, Limits, Load, Lookup, Ping, Release, Store
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from xkv_rpc.calls import Call
 
 BLOCK_BYTES = 300
@@ -46,8 +48,10 @@ def plan_for(port: int, **changes: Any) -> ReplayPlan:
     return ReplayPlan(**{**fields, **changes})
 
 
-async def play(gateway: MemoryGateway, trace: Trace, **changes: Any) -> ReplayResult:
-    async with serving(gateway):
+async def play(
+    gateway: MemoryGateway, trace: Trace, *, regions_path: Path | None = None, **changes: Any
+) -> ReplayResult:
+    async with serving(gateway, regions_path):
         return await run_replay(
             plan_for(gateway.port, **changes), trace, lambda _: None, clock=time.monotonic_ns
         )
@@ -248,6 +252,36 @@ async def test_what_this_gateway_cannot_do_is_said_before_anything_is_played() -
         await play(MemoryGateway(), trace, region=True)
     with pytest.raises(CardUnavailableError, match="offline"):
         await play(MemoryGateway(state=CardState.OFFLINE), trace)
+
+
+@pytest.mark.parametrize("region", [None, True])
+async def test_a_region_is_used_where_the_gateway_offers_one(tmp_path: Path, region: bool | None) -> None:
+    gateway = MemoryGateway()
+    trace = trace_of([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4])
+    result = await play(gateway, trace, regions_path=tmp_path / "r", region=region)
+    assert result.failure is None
+    assert result.outcome.transfer == "region"
+    assert result.outcome.stats.blocks_verified == 7
+    assert result.outcome.stats.stores == {"stored": 4}
+    assert not any(call.payloads for call in gateway.seen)
+    assert all(call.request.region for call in gateway.requests(Load) if isinstance(call.request, Load))
+
+
+async def test_bytes_go_inline_when_asked_even_where_regions_are_offered(tmp_path: Path) -> None:
+    gateway = MemoryGateway()
+    result = await play(gateway, trace_of([1], [1]), regions_path=tmp_path / "r", region=False)
+    assert result.outcome.transfer == "inline"
+    assert result.outcome.stats.blocks_verified == 1
+
+
+async def test_a_load_that_writes_nothing_is_a_mismatch_though_the_same_bytes_lay_there_before(
+    tmp_path: Path,
+) -> None:
+    gateway = MemoryGateway(write_regions=False)
+    result = await play(gateway, trace_of([1, 2], *[[1, 2]] * 20), regions_path=tmp_path / "r")
+    stats = result.outcome.stats
+    assert stats.loads == {"ok": 40}
+    assert (stats.blocks_verified, stats.blocks_mismatched) == (0, 40)
 
 
 async def test_requests_start_in_the_order_of_the_trace_and_overlap_when_asked_to() -> None:
