@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.gateway import run, serve_arguments, serving
+from xkv_gateway.cli import main
 from xkv_gateway.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -16,10 +17,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("flag", "address"),
     [
-        ("--bind-address", "0.0.0.0"),
-        ("--bind-address", "::"),
         ("--bind-address", "::ffff:10.0.0.1"),
-        ("--admin-bind-address", "0.0.0.0"),
         ("--admin-bind-address", "192.0.2.1"),
     ],
 )
@@ -50,27 +48,37 @@ async def test_an_open_address_is_served_once_that_is_written_down(home: Path) -
     assert refused.code == ExitCode.BIND_REFUSED
 
 
-async def test_a_wrong_setting_is_one_line_and_exit_code_2(home: Path) -> None:
-    file = home / "gateway.toml"
-    file.write_text("[control]\nprot = 5557\n")
-    cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
-        (("--config", str(file)), {}, "control.prot"),
-        (("--config", str(home / "none.toml")), {}, "none.toml"),
-        ((), {"XKV_CONTROL__PRT": "1"}, "XKV_CONTROL__PRT"),
-        ((), {"XKV_CARD__AU": "x"}, "card.au"),
-        (("--port", "70000"), {}, "--port"),
-        (("--card", "kernel+tcp://127.0.0.1/nqn.2014-08.com.example:x"), {}, "not there yet"),
-        (("--card", "soft:x?size=none"), {}, "size"),
-        (("--bind-address", "no such host"), {}, "control.bind_address"),
-        (("--frobnicate",), {}, "--frobnicate"),
-    ]
-    for arguments, variables, word in cases:
-        finished = await run(home, *serve_arguments(home / "state", None), *arguments, **variables)
-        assert finished.code == ExitCode.CONFIG, finished
-        assert word in finished.err
-        assert "Traceback" not in finished.err
-        assert "pydantic" not in finished.err
-        assert not (home / "state").exists()
+WRONG_SETTINGS: list[tuple[tuple[str, ...], dict[str, str], str]] = [
+    (("--config", "bad.toml"), {}, "control.prot"),
+    (("--config", "none.toml"), {}, "none.toml"),
+    ((), {"XKV_CONTROL__PRT": "1"}, "XKV_CONTROL__PRT"),
+    ((), {"XKV_CARD__AU": "x"}, "card.au"),
+    (("--port", "70000"), {}, "--port"),
+    (("--card", "kernel+tcp://127.0.0.1/nqn.2014-08.com.example:x"), {}, "not there yet"),
+    (("--card", "soft:x?size=none"), {}, "size"),
+    (("--frobnicate",), {}, "--frobnicate"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "variables", "word"), WRONG_SETTINGS)
+def test_a_wrong_setting_is_an_error_that_names_it_and_nothing_is_made(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    variables: dict[str, str],
+    word: str,
+) -> None:
+    monkeypatch.chdir(home)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (home / "bad.toml").write_text("[control]\nprot = 5557\n")
+    assert main([*serve_arguments(home / "state", None), *arguments]) == ExitCode.CONFIG
+    message = capsys.readouterr().err
+    assert word in message
+    assert "Traceback" not in message
+    assert "pydantic" not in message
+    assert not (home / "state").exists()
 
 
 async def test_the_settings_in_effect_are_shown_with_their_source(home: Path) -> None:
@@ -103,10 +111,9 @@ async def test_status_of_something_else_says_so(home: Path) -> None:
 
 
 @pytest.mark.parametrize("admin", ["5558", "127.0.0.1:", ":5558", "127.0.0.1:x", "127.0.0.1:70000"])
-async def test_a_wrong_admin_address_is_named(home: Path, admin: str) -> None:
-    finished = await run(home, "status", "--admin", admin)
-    assert finished.code == ExitCode.CONFIG
-    assert "HOST:PORT" in finished.err
+def test_a_wrong_admin_address_is_named(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--admin", admin]) == ExitCode.CONFIG
+    assert "HOST:PORT" in capsys.readouterr().err
 
 
 async def test_the_default_card_lies_in_the_state_directory_and_is_used_again_with_its_size(

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from xkv_gateway import __version__
-from xkv_gateway.cli.config import config
-from xkv_gateway.cli.serve import serve
-from xkv_gateway.cli.status import status
 from xkv_gateway.errors import ExitCode, GatewayError
-from xkv_gateway.replay.command import replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,14 +21,36 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+COMMANDS: Final = {
+    "serve": "xkv_gateway.cli.serve",
+    "status": "xkv_gateway.cli.status",
+    "replay": "xkv_gateway.replay.command",
+    "config": "xkv_gateway.cli.config",
+}
+"""Command -> the module that has it under its name. Imported when it is used: `status` needs no engine."""
+
+
+class _Commands(click.Group):
+    """Finds its commands in COMMANDS, in that order."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Return the command, or None where there is no such one."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        return command
+
+
+@click.command(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="xkv-gateway")
 def cli() -> None:
     """Keep the KV cache of language models on an NVMe-oF card, for many tenants."""
-
-
-for command in (serve, status, replay, config):
-    cli.add_command(command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

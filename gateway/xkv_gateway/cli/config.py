@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from xkv_gateway.cli.options import load_settings, setting_options
 from xkv_gateway.config import sample_text
@@ -30,8 +28,8 @@ def sample() -> None:
 @config.command()
 @setting_options
 def show(file: Path | None, **flags: str | None) -> None:
-    """Print every setting in effect, and where it came from."""
-    table = Table("setting", "value", "from", box=None, pad_edge=False)
-    for key, value, source in effective_values(load_settings(file, flags)):
-        table.add_row(key, value or "(not set)", source)
-    Console(highlight=False, markup=False, soft_wrap=True).print(table)
+    """Print every setting in effect, and where it came from ("-": not set)."""
+    rows = [("setting", "value", "from"), *effective_values(load_settings(file, flags))]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for key, value, source in rows:
+        click.echo(f"{key:{widths[0]}}  {value or '-':{widths[1]}}  {source}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 3.0
 ANSWER_BYTES_MAX: Final = 4 << 20
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what was bound, not what is bound
 
