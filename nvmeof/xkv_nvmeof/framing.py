@@ -118,11 +118,12 @@ class FrameReader:
         self._at = 0
         self._head = bytearray()
         self._skip_bytes = 0
+        self._payload_bytes = 0
         self._term: H2CTermReq | C2HTermReq | None = None
         self._crc = 0
         self._pdu_digest = False
         self.data_pending_bytes = 0
-        """How many data bytes of the current PDU are still to come."""
+        """The next bytes of the connection are data of the current PDU: this many."""
 
     def establish(self, wire: WireFormat) -> None:
         """Go on after the setup with the digests that were granted and the alignment that was asked for."""
@@ -293,10 +294,14 @@ class FrameReader:
             self._skip_bytes = length
             self._stage = _Stage.TERM
             return None
-        self.data_pending_bytes = length
         self._crc = 0
         self._skip_bytes = pdo - region
-        self._stage = _Stage.PADDING if self._skip_bytes else _Stage.DATA
+        self._payload_bytes = length
+        if self._skip_bytes:
+            self._stage = _Stage.PADDING
+        else:
+            self.data_pending_bytes = length
+            self._stage = _Stage.DATA
         return pdu
 
     def _bad_length(self, kind: PduType, plen: int, data: memoryview, at: int) -> PeerViolation:
@@ -317,6 +322,7 @@ class FrameReader:
         self._skip_bytes -= take
         if self._skip_bytes:
             return False
+        self.data_pending_bytes = self._payload_bytes
         self._stage = _Stage.DATA
         return True
 
