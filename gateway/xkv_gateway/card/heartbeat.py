@@ -7,10 +7,13 @@ It has one copy and is worth nothing once read, so a damaged one (torn, as a rul
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.card.format_errors import ForeignCard
 from xkv_gateway.card.structure import BLOCK_BYTES, Stamp, Structure, is_blank
+
+if TYPE_CHECKING:
+    from xkv_gateway.card.structure import Bytes
 
 HEARTBEAT: Final = Structure(
     "heartbeat",
@@ -48,7 +51,7 @@ def encode(heartbeat: Heartbeat) -> bytes:
     return HEARTBEAT.pack(heartbeat.stamp, values)
 
 
-def decode(block: bytes | memoryview, card_uuid: bytes) -> Heartbeat | None:
+def decode(block: Bytes, card_uuid: bytes) -> Heartbeat | None:
     """Return the beat, or None where none was written since the card was formatted.
 
     Raises:

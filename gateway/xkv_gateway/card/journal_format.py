@@ -27,6 +27,7 @@ from xkv_gateway.card.structure import BLOCK_BYTES, Stamp, Structure, align_up
 
 if TYPE_CHECKING:
     from xkv_gateway.card.record_codec import BatchBody
+    from xkv_gateway.card.structure import Bytes
 
 BATCH: Final = Structure(
     "batch",
@@ -226,7 +227,7 @@ def _encode(
     return Placed(ring.offset_of(position), (header, body, padding), position, after)
 
 
-def decode_header(block: bytes | memoryview, card_uuid: bytes, ring: Ring) -> BatchHeader:
+def decode_header(block: Bytes, card_uuid: bytes, ring: Ring) -> BatchHeader:
     """Return the header of a batch, checked by itself: the body and the chain are not looked at.
 
     Raises:

@@ -36,6 +36,8 @@ from xkv_gateway.card.structure import BLOCK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from xkv_gateway.card.structure import Bytes
+
 READ_BYTES: Final = 1 << 20
 """How much is asked for at once where a batch does not need more."""
 _MAGIC: Final = int.from_bytes(BATCH.magic, "little")
@@ -61,11 +63,15 @@ class ScannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Damage: batches were here that cannot be read any more, and later ones can."""
+    """Damage: batches were here that cannot be read any more, and later ones can.
+
+    The last batch before the gap may itself be in doubt: whole, and not the one that the later one was chained to. Then
+    its records are within the range, though they have been handed out.
+    """
 
     first_lsn: int
     last_lsn: int
-    """The records that are lost; below `first_lsn` when only a run start was."""
+    """The records that are lost or in doubt; below `first_lsn` when only a run start was lost."""
     from_position: int
     to_position: int
     reason: FormatError
@@ -106,6 +112,7 @@ class Scanner:
         self._ring = Ring(ring_bytes)
         self._card_uuid = card_uuid
         self._point = start
+        self._last: BatchHeader | None = None
         self._limit = start.position + ring_bytes
         """No batch that recovery needs ends beyond this: it would have overwritten the first."""
         self._window = memoryview(b"")
@@ -117,7 +124,7 @@ class Scanner:
         """Return what comes next. After `End`, always the same `End`; after `Need`, the same until it is fed."""
         return self._asked if self._asked is not None else next(self._steps)
 
-    def feed(self, data: bytes | memoryview) -> None:
+    def feed(self, data: Bytes) -> None:
         """Give the bytes that the last `Need` asked for. They are kept and viewed, never changed."""
         assert self._asked is not None, "nothing was asked for"
         assert len(data) == self._asked.length_bytes
@@ -134,6 +141,7 @@ class Scanner:
                 found = yield from self._search(faults[0])
             if found is None:
                 break
+            self._last = found.header
             self._point = found.header.after
             yield found
         torn = [fault for fault in faults if isinstance(fault, BadChecksum)]
@@ -157,7 +165,7 @@ class Scanner:
 
     def _search(self, reason: FormatError) -> Generator[Event, None, ScannedBatch | None]:
         """Look for a later batch behind what cannot be read, over the rest of the ring."""
-        position = self._point.position + BLOCK_BYTES
+        position = self._point.position
         while position < self._limit:
             length = min(READ_BYTES, self._ring.lap_start(position) - position, self._limit - position)
             blocks = (yield from self._bytes(position, length))[:length]
@@ -168,9 +176,7 @@ class Scanner:
                 except FormatError:
                     continue
                 header = found.header
-                yield Gap(
-                    self._point.next_lsn, header.first_lsn - 1, self._point.position, header.position, reason
-                )
+                yield self._gap(header, reason)
                 return found
             position += length
         return None
@@ -215,11 +221,18 @@ class Scanner:
             raise ChainBroken(BATCH.name, "position", "wrapped although it fitted")
 
     def _check_later(self, header: BatchHeader, position: int) -> None:
-        point = self._point
-        same_run = (header.stamp.epoch, header.stamp.run_id) == (point.epoch, point.run_id)
-        if not same_run and header.stamp.epoch <= point.epoch:
+        """A whole batch of this lap, of the last run or a later one: neither is ever written over an unread one."""
+        stamp, point = header.stamp, self._point
+        if (stamp.epoch, stamp.run_id) != (point.epoch, point.run_id) and stamp.epoch <= point.epoch:
             raise StaleWrite(BATCH.name, "epoch", "a batch of an earlier run")
-        if header.number <= point.number or header.first_lsn < point.next_lsn:
-            raise ChainBroken(BATCH.name, "number", "not later")
         if position + header.total_bytes > self._limit:
             raise ChainBroken(BATCH.name, "position", "beyond what the ring holds")
+
+    def _gap(self, header: BatchHeader, reason: FormatError) -> Gap:
+        point, last = self._point, self._last
+        first_lsn, position = min(point.next_lsn, header.first_lsn), point.position
+        if header.number <= point.number and last is not None:
+            # No batch is missing between the two, and they do not belong together: the one before is not the one
+            # that was written there.
+            first_lsn, position = min(first_lsn, last.first_lsn), last.position
+        return Gap(first_lsn, max(point.next_lsn, header.first_lsn) - 1, position, header.position, reason)

@@ -30,6 +30,7 @@ from xkv_gateway.core.types import Lsn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from xkv_gateway.card.structure import Bytes
     from xkv_gateway.card.tables import AnyArray
     from xkv_gateway.core.records import Record
 
@@ -165,7 +166,7 @@ def _raw(array: AnyArray, code: str) -> bytes:
     return array.astype(code, copy=False).tobytes()
 
 
-def decode_records(body: bytes | memoryview, first_lsn: int, record_count: int) -> list[Record]:
+def decode_records(body: Bytes, first_lsn: int, record_count: int) -> list[Record]:
     """Return the records of a batch. Their arrays are read-only views of `body`.
 
     Raises:

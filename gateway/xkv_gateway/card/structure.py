@@ -22,6 +22,9 @@ from xkv_gateway.card.format_errors import BadChecksum, BadField, BadMagic, Trun
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+Bytes = bytes | bytearray | memoryview
+"""What decoders take."""
+
 FORMAT_VERSION: Final = 1
 """Of the card as a whole: any change of any byte of any structure makes it another one."""
 
@@ -142,7 +145,7 @@ class Structure:
         crc = crc_of(block)
         return block[:_CRC_OFFSET] + crc.to_bytes(4, "little") + block[_CRC_END:]
 
-    def unpack(self, block: bytes | memoryview) -> tuple[Stamp, dict[str, Any]]:
+    def unpack(self, block: Bytes) -> tuple[Stamp, dict[str, Any]]:
         """Return the stamp and all fields by name (the common ones too; texts as str).
 
         Raises:
@@ -192,7 +195,7 @@ def _code_of(type_: str) -> tuple[str, int]:
     return f"{match[2]}s", int(match[2])
 
 
-def crc_of(block: bytes | memoryview) -> int:
+def crc_of(block: Bytes) -> int:
     """Return the CRC32C of a structure with its CRC field taken as zero."""
     view = memoryview(block)
     crc = crc32c(view[:_CRC_OFFSET])
@@ -211,6 +214,6 @@ def pack_text(field_name: str, text: str, size_bytes: int) -> bytes:
     return raw
 
 
-def is_blank(block: bytes | memoryview) -> bool:
+def is_blank(block: Bytes) -> bool:
     """Tell whether nothing was ever written here: all zero."""
     return bytes(block).count(0) == len(block)

@@ -10,7 +10,7 @@ Vocabulary
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from xkv_gateway.card import layout as layout_module
 from xkv_gateway.card.format_errors import (
@@ -25,6 +25,9 @@ from xkv_gateway.card.format_errors import (
 )
 from xkv_gateway.card.layout import REGION_NAMES, Layout, Region
 from xkv_gateway.card.structure import BLOCK_BYTES, Stamp, Structure, is_blank
+
+if TYPE_CHECKING:
+    from xkv_gateway.card.structure import Bytes
 
 INCOMPATIBLE_KNOWN: Final = 0
 """Features without which the card cannot be read rightly. None yet; an unknown bit refuses the card."""
@@ -122,7 +125,7 @@ def encode(superblock: Superblock, copy: int) -> bytes:
     return SUPERBLOCK.pack(superblock.stamp, values)
 
 
-def decode(block: bytes | memoryview, copy: int) -> Superblock:
+def decode(block: Bytes, copy: int) -> Superblock:
     """Return the superblock of a copy.
 
     Raises:
@@ -164,7 +167,7 @@ class Chosen:
     """Not to be taken for clean, whatever it says."""
 
 
-def choose(copies: tuple[bytes | memoryview, bytes | memoryview]) -> Blank | Stranger | Chosen:
+def choose(copies: tuple[Bytes, Bytes]) -> Blank | Stranger | Chosen:
     """Judge the 4 KiB read from each of the two places.
 
     A copy that is whole but of an unknown version or feature refuses the card, whatever the other says: a newer

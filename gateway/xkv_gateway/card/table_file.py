@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xkv_gateway.card.journal_format import ChainPoint
+    from xkv_gateway.card.structure import Bytes
     from xkv_gateway.card.tables import Columns, Table
 
 
@@ -215,7 +216,7 @@ class TableWriter:
         return Piece(self._region_bytes - BLOCK_BYTES, memoryview(CLOSING.pack(self._identity.stamp, values)))
 
 
-def add_chunk(content_crc: int, header: bytes | memoryview, body_crc: int) -> int:
+def add_chunk(content_crc: int, header: Bytes, body_crc: int) -> int:
     """Return the content checksum with one more chunk, in the order of their indexes."""
     return int(crc32c(bytes(header[12:16]) + body_crc.to_bytes(4, "little"), content_crc))
 

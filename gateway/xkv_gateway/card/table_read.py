@@ -34,7 +34,7 @@ from xkv_gateway.card.tables import TABLES, TABLES_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from xkv_gateway.card.structure import Stamp
+    from xkv_gateway.card.structure import Bytes, Stamp
     from xkv_gateway.card.tables import Columns, Table
 
 _GENERATION_LIMIT: Final = 1 << 32
@@ -60,8 +60,8 @@ class FileFacts:
 
 
 def decode_ends(
-    header: bytes | memoryview,
-    closing: bytes | memoryview,
+    header: Bytes,
+    closing: Bytes,
     *,
     region_bytes: int,
     card_uuid: bytes,
@@ -149,7 +149,7 @@ class TableReader:
         for index in range(self._facts.totals.chunks):
             yield BLOCK_BYTES + index * self._chunk_bytes, self._chunk_bytes
 
-    def decode(self, data: bytes | memoryview) -> Chunk | None:
+    def decode(self, data: Bytes) -> Chunk | None:
         """Decode the next chunk from the bytes of its place; None (and an entry in `damaged`) if it is damaged."""
         index, self._next = self._next, self._next + 1
         assert index < self._facts.totals.chunks
