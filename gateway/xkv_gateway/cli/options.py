@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,36 +19,53 @@ if TYPE_CHECKING:
 
     from xkv_gateway.config.tree import KeyPath
 
-FLAGS: Final[dict[str, tuple[str, KeyPath, str]]] = {
-    "card": ("--card", ("card", "url"), "The card: nvme+tcp://ADDR:4420/NQN?nsid=1 or soft:PATH?size=16GiB."),
-    "bind_address": ("--bind-address", ("control", "bind_address"), "Address of the control port."),
-    "port": ("--port", ("control", "port"), "Control port; 0 lets the kernel choose."),
-    "admin_bind_address": (
-        "--admin-bind-address",
-        ("admin", "bind_address"),
-        "Address of the admin port (HTTP).",
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag that sets a setting."""
+
+    name: str
+    path: KeyPath
+    metavar: str
+    help: str
+
+
+FLAGS: Final = {
+    "card": Flag(
+        "--card", ("card", "url"), "URL", "nvme+tcp://ADDR:4420/NQN?nsid=1 or soft:PATH?size=16GiB."
     ),
-    "admin_port": ("--admin-port", ("admin", "port"), "Admin port; 0 lets the kernel choose."),
-    "state_dir": ("--state-dir", ("state_dir",), "Directory of what is kept between runs."),
+    "bind_address": Flag(
+        "--bind-address", ("control", "bind_address"), "ADDRESS", "Address of the control port."
+    ),
+    "port": Flag("--port", ("control", "port"), "PORT", "Control port; 0 lets the kernel choose."),
+    "admin_bind_address": Flag(
+        "--admin-bind-address", ("admin", "bind_address"), "ADDRESS", "Address of the admin port (HTTP)."
+    ),
+    "admin_port": Flag("--admin-port", ("admin", "port"), "PORT", "Admin port; 0 lets the kernel choose."),
+    "state_dir": Flag("--state-dir", ("state_dir",), "DIR", "Directory of what is kept between runs."),
 }
-"""Parameter name -> flag, the setting that it sets, help."""
+"""Parameter name -> flag."""
 
 
 def config_option() -> Callable[[FC], FC]:
     """Return the decorator of `--config`."""
-    return click.option("--config", "file", type=click.Path(path_type=Path), help="Settings (TOML).")
+    return click.option(
+        "--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="Settings (TOML)."
+    )
 
 
 def setting_options(command: FC) -> FC:
     """Add the flags of `FLAGS`. Values stay text: the settings judge them, so that there is one kind of message."""
-    for name, (flag, _, text) in reversed(FLAGS.items()):
-        command = click.option(flag, name, help=text, default=None)(command)
+    for name, flag in reversed(FLAGS.items()):
+        command = click.option(flag.name, name, metavar=flag.metavar, help=flag.help)(command)
     return config_option()(command)
 
 
 def load_settings(file: Path | None, flags: dict[str, str | None]) -> Loaded:
     """Return the settings of this invocation. Raises ConfigError."""
-    given = {FLAGS[name][1]: (FLAGS[name][0], value) for name, value in flags.items() if value is not None}
+    given = {
+        FLAGS[name].path: (FLAGS[name].name, value) for name, value in flags.items() if value is not None
+    }
     return load_config(file=file, environment=os.environ, flags=given)
 
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -46,6 +47,10 @@ LOG_LINE_CHARS_MAX: Final = 500
 LOG_LINES_PER_PERIOD: Final = 20
 LOG_PERIOD_NS: Final = 10_000_000_000
 TAIL_LINES: Final = 5
+_LOG_LINE: Final = re.compile(
+    r"[-0-9]+ [0-9:,]+ (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+: (?P<message>.*)"
+)
+"""How the process writes its log: the time and the name of its logger are left to ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +234,7 @@ class _LogLimit:
         self._lines = 0
 
     def line(self, text: str) -> None:
-        """Log `text`, or count it."""
+        """Log `text` with the level that it names itself, or count it."""
         now_ns = self._clock()
         if now_ns - self._period_start_ns >= LOG_PERIOD_NS:
             if self._lines > LOG_LINES_PER_PERIOD:
@@ -237,7 +242,9 @@ class _LogLimit:
             self._period_start_ns, self._lines = now_ns, 0
         self._lines += 1
         if self._lines <= LOG_LINES_PER_PERIOD:
-            log.info("soft card: %s", text)
+            found = _LOG_LINE.fullmatch(text)
+            level = logging.INFO if found is None else logging.getLevelNamesMapping()[found["level"]]
+            log.log(level, "soft card: %s", text if found is None else found["message"])
 
 
 def _parse_ready(line: bytes) -> SoftCardReady | None:
