@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from xkv_nvmeof import builders
 from xkv_nvmeof.blockdev import CommandFailed, DeviceError
@@ -44,6 +44,7 @@ NS_PER_MS: Final = 1_000_000
 _CHANGED_NAMESPACES_BYTES: Final = 4096
 _LONGEST_TICK_S: Final = 1.0
 _KEEP_ALIVES_PER_TIMEOUT: Final = 3
+_Resolved = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,7 @@ class Association:
         address = self.address
         try:
             async with asyncio.timeout(timeout_s):
-                found = await self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-                family, kind, proto, _name, where = found[0]
+                family, kind, proto, _name, where = await self._resolve(address.host, address.port)
                 sock = socket.socket(family, kind, proto)
                 sock.setblocking(False)
                 try:
@@ -138,6 +138,14 @@ class Association:
             raise ConnectFailed("TCP connect: no answer in time") from None
         except OSError as error:
             raise ConnectFailed(f"TCP connect: {error.strerror or error}") from error
+
+    async def _resolve(self, host: str, port: int) -> _Resolved:
+        """Look the host up; an address in numbers costs no thread."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except socket.gaierror:
+            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return found[0]
 
     # -- the end -----------------------------------------------------------------------------------------------
 
