@@ -37,7 +37,7 @@ class RequestRefusedError(XkvRpcError):
 def bad_request(field: str | None, message: str) -> RpcError:
     """Make the error of a malformed request; `field` is cut to a sane length, since it may come from the sender."""
     if field is not None and (len(field) > FIELD_NAME_CHARACTERS_MAX or not field.isprintable()):
-        field = field[:FIELD_NAME_CHARACTERS_MAX].encode("ascii", "backslashreplace").decode("ascii")
+        field = field[:FIELD_NAME_CHARACTERS_MAX].encode("unicode_escape").decode("ascii")
     return RpcError(ErrorCode.BAD_REQUEST, message, field=field)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import mmap
 import os
 import socket
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from xkv_rpc.region_attach import AttachRefusedError, check_memfd, map_memory, p
 from xkv_rpc.unixpath import bind_listener, inode_of, unlink_if_same
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable
 
 ACCEPTS_PER_TURN: Final = 16
