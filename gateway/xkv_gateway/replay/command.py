@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import uvloop
 from rich.console import Console
 
 from xkv_gateway.clock import monotonic_ns
@@ -172,7 +172,7 @@ def replay(
         timeout_ns=int(timeout * 1e9),
     )
     with show_progress(loaded) as on_progress:
-        result = asyncio.run(run_replay(plan, loaded, on_progress, clock=monotonic_ns))
+        result = uvloop.run(run_replay(plan, loaded, on_progress, clock=monotonic_ns))
     _print(result.outcome, as_json=as_json)
     if result.failure is not None:
         raise result.failure

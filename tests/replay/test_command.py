@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import shutil
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from tests.e2e.gateway import run, serving
+from xkv_gateway.errors import ExitCode
+from xkv_gateway.replay.command import _Where, _where, replay
+from xkv_gateway.replay.generate import PACKAGED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CARD = "1GiB"
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A short path: the socket of the regions must fit into 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="xkv-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def leading_blocks_seen_before(limit: int | None = None) -> tuple[int, int, int]:
+    """Blocks, leading blocks that earlier prompts had, distinct blocks: counted with nothing but a set."""
+    seen: set[int] = set()
+    blocks = hits = 0
+    for line in gzip.decompress(PACKAGED.read_bytes()).decode().splitlines()[:limit]:
+        prompt = json.loads(line)["hash_ids"]
+        blocks += len(prompt)
+        for block in prompt:
+            if block not in seen:
+                break
+            hits += 1
+        seen.update(prompt)
+    return blocks, hits, len(seen)
+
+
+async def test_the_packaged_trace_hits_exactly_what_a_set_counts_and_the_card_moved_exactly_these_bytes(
+    home: Path,
+) -> None:
+    blocks, hits, distinct = leading_blocks_seen_before()
+    async with serving(home / "s", card=CARD) as gateway:
+        before = (await gateway.status())["device"]
+        done = await run(home, "replay", "--port", str(gateway.control_port), "--json")
+        after = (await gateway.status())["device"]
+    assert (done.code, done.err) == (ExitCode.OK, "")
+    outcome = json.loads(done.out)
+    assert outcome["transfer"] == "region"
+    assert outcome["blocks_asked"] == blocks
+    assert outcome["hits"] == outcome["blocks_loaded"] == outcome["blocks_verified"] == hits
+    assert outcome["trace"]["leading_repeats"] == hits
+    assert outcome["stores"]["stored"] == distinct
+    assert outcome["mismatches"] == 0
+    assert outcome["complete"] is True
+    assert (outcome["bytes_loaded"], outcome["bytes_stored"]) == (hits * 65536, distinct * 65536)
+    assert after["read_bytes"] - before["read_bytes"] == outcome["bytes_loaded"]
+    assert after["write_bytes"] - before["write_bytes"] >= outcome["bytes_stored"]
+
+
+async def test_blocks_of_an_odd_size_go_inline_and_a_second_replay_finds_everything_warm(home: Path) -> None:
+    blocks, hits, distinct = leading_blocks_seen_before(limit=12)
+    arguments = ("replay", "--limit", "12", "--inline", "--block-bytes", "10007", "--scope", "ab01", "--json")
+    async with serving(home / "s", card=CARD) as gateway:
+        port = ("--port", str(gateway.control_port))
+        cold = json.loads((await run(home, *arguments, *port)).out)
+        warm = json.loads((await run(home, *arguments, *port)).out)
+        other = json.loads((await run(home, *arguments, *port, "--scope", "cd")).out)
+    assert cold["transfer"] == "inline"
+    assert (cold["hits"], cold["blocks_verified"], cold["blocks_stored"]) == (hits, hits, distinct)
+    assert (warm["hits"], warm["blocks_verified"], warm["blocks_stored"]) == (blocks, blocks, 0)
+    assert other["hits"] == hits, "another scope begins cold"
+
+
+async def test_people_get_tables(home: Path) -> None:
+    async with serving(home / "s", card=CARD) as gateway:
+        done = await run(home, "replay", "--limit", "5", "--port", str(gateway.control_port))
+    assert (done.code, done.err) == (ExitCode.OK, "")
+    assert "verified, byte for byte" in done.out
+    assert "p99" in done.out
+
+
+async def test_a_gateway_that_goes_away_in_the_middle_is_said_with_what_was_done(home: Path) -> None:
+    trace = home / "t.jsonl"
+    requests = [
+        {"timestamp": at, "input_length": 512, "output_length": 1, "hash_ids": [1]} for at in (0, 0, 1e7)
+    ]
+    trace.write_text("".join(f"{json.dumps(request)}\n" for request in requests))
+    async with serving(home / "s", card="256MiB") as gateway:
+        port = str(gateway.control_port)
+        arguments = ("replay", str(trace), "--speed", "1", "--json", "--port", port)
+        async with asyncio.TaskGroup() as group:
+            replaying = group.create_task(run(home, *arguments))
+            await gateway.until(lambda status: bool(status["requests"].get("release")))
+            await gateway.end(signal.SIGKILL)
+    done = replaying.result()
+    assert done.code == ExitCode.UNREACHABLE
+    assert f"the gateway at 127.0.0.1:{port} went away after 2 requests" in done.err
+    assert "Traceback" not in done.err
+    outcome = json.loads(done.out)
+    assert (outcome["complete"], outcome["requests"], outcome["blocks_verified"]) == (False, 2, 1)
+
+
+async def test_no_gateway_is_one_clear_line(home: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        done = await run(home, "replay", "--limit", "1", "--port", str(port))
+    assert done.code == ExitCode.UNREACHABLE
+    assert f"no gateway answers at 127.0.0.1:{port}" in done.err
+    assert "xkv-gateway serve" in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_a_bad_trace_is_said_before_a_gateway_is_asked(home: Path) -> None:
+    trace = home / "bad.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]}\n')
+    done = await run(home, "replay", str(trace))
+    assert (done.code, done.out) == (ExitCode.CONFIG, "")
+    (line,) = done.err.splitlines()
+    assert f"{trace}, line 1: field 'hash_ids': item 0 must be an integer" in line
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--block-bytes", "64XB", "is not a size"),
+        ("--block-bytes", "0", "between 1 byte and 1 GiB"),
+        ("--block-bytes", "2GiB", "between 1 byte and 1 GiB"),
+        ("--speed", "fast", "neither `max` nor"),
+        ("--speed", "0", "neither `max` nor"),
+        ("--speed", "nan", "neither `max` nor"),
+        ("--limit", "0", "0 is not in the range"),
+        ("--concurrency", "0", "0 is not in the range"),
+        ("--namespace", "n" * 65, "at most 64 bytes"),
+        ("--scope", "my-secret-salt", "not a scope in hexadecimal"),
+        ("--scope", "ab" * 33, "longer than 32 bytes"),
+        ("--port", "0", "0 is not in the range"),
+    ],
+)
+def test_a_bad_option_is_named(option: str, value: str, problem: str) -> None:
+    result = CliRunner().invoke(replay, [option, value])
+    assert result.exit_code == 2
+    assert option in result.output
+    assert problem in " ".join(result.output.split())
+    assert "secret" not in result.output
+
+
+def test_the_control_port_comes_from_the_settings_unless_an_option_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[control]\nbind_address = "0.0.0.0"\nport = 6001\nallow_unauthenticated = true\n')
+    assert _where(None, None, settings) == _Where("127.0.0.1", 6001)
+    assert _where("::1", None, settings) == _Where("::1", 6001)
+    assert _where("::1", 6002, settings) == _Where("::1", 6002)
+    monkeypatch.setenv("XKV_CONTROL__PORT", "6003")
+    assert _where(None, None, settings) == _Where("127.0.0.1", 6003)
