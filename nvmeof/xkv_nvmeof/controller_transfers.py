@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.framing import DataEnd
 from xkv_nvmeof.pdu import R2T, FatalStatus, H2CData, PeerViolation, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xkv_nvmeof.command import SubmissionEntry
     from xkv_nvmeof.controller_types import Buffers
 
 MAX_PENDING_R2T: Final = 16
 """Most R2Ts outstanding for one command, however many the host would take."""
-
-
-class TransferOwner(Protocol):
-    """The connection, as its transfers see it."""
-
-    def send_r2t(self, pdu: R2T) -> None:
-        """Send the R2T."""
-        ...
-
-    def transfer_done(self, entry: SubmissionEntry, buffer: memoryview, *, intact: bool) -> None:
-        """All data is in `buffer`, which belongs to the owner from now on; not `intact`: a digest was wrong."""
-        ...
 
 
 @dataclass(slots=True)
@@ -52,10 +42,21 @@ class _Grant:
 
 
 class Transfers:
-    """The transfers of one connection. A command gets its whole buffer before its first R2T."""
+    """The transfers of one connection. A command gets its whole buffer before its first R2T.
 
-    def __init__(self, owner: TransferOwner, buffers: Buffers, max_h2c_data_bytes: int) -> None:
-        self._owner = owner
+    `send` takes R2Ts; `done` gets a command, its buffer (which is the caller's from then on) and whether the
+    digests of its data were right.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[R2T], None],
+        done: Callable[[SubmissionEntry, memoryview, bool], None],
+        buffers: Buffers,
+        max_h2c_data_bytes: int,
+    ) -> None:
+        self._send = send
+        self._done = done
         self._buffers = buffers
         self._max_h2c_data_bytes = max_h2c_data_bytes
         self._grants: dict[int, _Grant] = {}
@@ -146,10 +147,10 @@ class Transfers:
             self._grants[tag] = _Grant(tag, transfer, begin, end)
             transfer.granted_bytes = end
             transfer.open_grants += 1
-            self._owner.send_r2t(R2T(transfer.entry.cid, tag, begin, end - begin))
+            self._send(R2T(transfer.entry.cid, tag, begin, end - begin))
         if not transfer.open_grants:
             assert transfer.buffer is not None
-            self._owner.transfer_done(transfer.entry, transfer.buffer, intact=not transfer.corrupt)
+            self._done(transfer.entry, transfer.buffer, not transfer.corrupt)
 
 
 def _refusal(pdu: H2CData, reason: str, status: FatalStatus, field_bytes: int) -> PeerViolation:

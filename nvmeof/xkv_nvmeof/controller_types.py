@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from xkv_nvmeof.spec import VERSION_1_4
+from xkv_nvmeof.spec import VERSION_1_4, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,22 @@ SETUP_DEADLINE_NS: Final = 10_000_000_000
 """A connection that has not sent its Connect by then is closed."""
 MIN_ADMIN_ENTRIES: Final = 32
 """Smallest admin queue that a host asks for (Base 6.3: SQSIZE of the admin queue is at least 31)."""
+
+
+RETRYABLE: Final = frozenset(
+    {
+        Status.COMMAND_INTERRUPTED,
+        Status.TRANSIENT_TRANSPORT_ERROR,
+        Status.INTERNAL_ERROR,
+        Status.ABORT_REQUESTED,
+        Status.ABORTED_SQ_DELETION,
+        Status.NAMESPACE_NOT_READY,
+        Status.UNRECOVERED_READ_ERROR,
+        Status.WRITE_FAULT,
+        Status.CONNECT_CONTROLLER_BUSY,
+    }
+)
+"""Failures that may go away by themselves: the DNR bit stays clear."""
 
 
 @dataclass(frozen=True, slots=True)

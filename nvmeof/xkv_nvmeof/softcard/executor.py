@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 THREADS: Final = 4
-SLOW_WRITE_NS: Final = 5_000_000
+SLOW_WRITE_NS: Final = 20_000_000
 """A write that held the loop that long means that the kernel makes writers wait for the disk."""
 SLOW_MODE_NS: Final = 1_000_000_000
 """Writes go to threads for that long after a slow one."""
@@ -94,7 +94,7 @@ class Executor:
             done(self._failed(error))
             return
         end_ns = self._clock()
-        if end_ns - begin_ns > SLOW_WRITE_NS:
+        if end_ns - begin_ns > SLOW_WRITE_NS and self._store.may_wait:
             self._slow_until_ns = end_ns + SLOW_MODE_NS
         done(Status.SUCCESS)
 

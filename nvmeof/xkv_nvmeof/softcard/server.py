@@ -217,8 +217,8 @@ class _Peer:
 
     def _retry(self) -> None:
         """A buffer may have become free: go on with what waits for one."""
-        if self._connection.starved:
-            self._connection.buffers_available()
+        if self._connection.transfers.starved:
+            self._connection.transfers.retry()
         if self._waiting_reads:
             self._start_reads()
 

@@ -111,7 +111,9 @@ def new_identity(size_bytes: int, block_bytes: int, entropy: Callable[[int], byt
 class Store:
     """The blocks. Every method but `read_now` may block; all are safe to call from several threads."""
 
-    def __init__(self, descriptor: int, identity: StoreIdentity) -> None:
+    def __init__(self, descriptor: int, identity: StoreIdentity, *, may_wait: bool = True) -> None:
+        self.may_wait = may_wait
+        """Whether there is a disk that a write could have to wait for."""
         self._fd = descriptor
         self.identity = identity
         self._can_punch = True
@@ -149,7 +151,7 @@ class Store:
         identity = new_identity(size_bytes, block_bytes, entropy)
         fd = os.memfd_create("xkv-soft-card", os.MFD_CLOEXEC)
         os.ftruncate(fd, size_bytes)
-        return cls(fd, identity)
+        return cls(fd, identity, may_wait=False)
 
     def read_now(self, offset_bytes: int, view: memoryview) -> bool:
         """Read if that needs no waiting for the disk; whether it did.
