@@ -18,7 +18,7 @@ import zmq
 
 from xkv_rpc.errors import AddressInUseError, BadEndpointError, EndpointError, XkvRpcError
 from xkv_rpc.messages import PeerId
-from xkv_rpc.unixpath import check_socket_path, claim_socket_path
+from xkv_rpc.unixpath import check_socket_path, claim_socket_path, inode_of, unlink_if_same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,6 +135,7 @@ class Router:
     def __init__(self, *, payload_bytes_max: int, payloads_max: int) -> None:
         self._context = make_context()
         self._payloads_max = payloads_max
+        self._paths: list[tuple[str, int]] = []
         self._raw = raw = self._context.socket(zmq.ROUTER)
         raw.copy_threshold = COPY_BELOW_BYTES
         raw.set(zmq.ROUTER_MANDATORY, 1)
@@ -155,9 +156,7 @@ class Router:
         Raises:
             EndpointError: A subclass says why not.
         """
-        scheme, separator, rest = endpoint.partition("://")
-        if not separator or scheme not in {"tcp", "ipc"}:
-            raise BadEndpointError(endpoint, "neither tcp:// nor ipc://")
+        scheme, rest = _split(endpoint)
         if scheme == "ipc":
             claim_socket_path(rest, socket.SOCK_STREAM)
         try:
@@ -168,6 +167,7 @@ class Router:
             raise _endpoint_error(endpoint, error) from None
         if scheme == "ipc":
             Path(rest).chmod(socket_mode)
+            self._paths.append((rest, inode_of(rest)))
         return bytes(bound).rstrip(b"\0").decode()
 
     def fileno(self) -> int:
@@ -220,10 +220,19 @@ class Router:
     def close(self, linger_ms: int) -> None:
         """Close; what was sent may still leave until `terminate`, for at most `linger_ms`."""
         self._raw.close(linger_ms)
+        for path, inode in self._paths:
+            unlink_if_same(path, inode)
 
     def terminate(self) -> None:
         """End the context. Blocks for at most the linger time."""
         self._context.term()
+
+
+def _split(endpoint: str) -> tuple[str, str]:
+    scheme, _, rest = endpoint.partition("://")
+    if scheme not in {"tcp", "ipc"} or not rest:
+        raise BadEndpointError(endpoint, "neither tcp://ADDRESS:PORT nor ipc://PATH")
+    return scheme, rest
 
 
 def _endpoint_error(endpoint: str, error: zmq.ZMQError) -> EndpointError:
@@ -240,9 +249,7 @@ class Dealer:
     """
 
     def __init__(self, context: ZmqContext, endpoint: str) -> None:
-        scheme, separator, rest = endpoint.partition("://")
-        if not separator or scheme not in {"tcp", "ipc"}:
-            raise BadEndpointError(endpoint, "neither tcp:// nor ipc://")
+        scheme, rest = _split(endpoint)
         if scheme == "ipc":
             check_socket_path(rest)
         self._raw = raw = context.socket(zmq.DEALER)

@@ -160,20 +160,21 @@ def test_requests_of_one_peer_are_handled_in_their_order() -> None:
 def test_more_requests_than_a_peer_may_have_are_busy_and_others_are_served() -> None:
     service = DictService()
     service.hold = True
-    with serving(service, bounds=ServerBounds(peer_requests_max=3)) as served:
-        with RawClient(served.endpoint) as client, RawClient(served.endpoint) as other:
-            for request_id in range(5):
-                client.send(packed("ping", {}, id=request_id))
-            for request_id in (3, 4):
-                reply = client.receive()
-                assert reply["id"] == request_id
-                assert reply["error"]["code"] == "busy"
-                assert reply["error"]["retry_after_ms"] > 0
-            other.send(packed("ping", {}, id=9))
-            wait_until(lambda: len(service.held) == 4, "the other peer is not served")
-            served.run(lambda: [service.answer(call) for call in service.held])
-            assert other.receive()["id"] == 9
-            assert sorted(client.receive()["id"] for _ in range(3)) == [0, 1, 2]
+    with contextlib.ExitStack() as stack:
+        served = stack.enter_context(serving(service, bounds=ServerBounds(peer_requests_max=3)))
+        client, other = (stack.enter_context(RawClient(served.endpoint)) for _ in range(2))
+        for request_id in range(5):
+            client.send(packed("ping", {}, id=request_id))
+        for request_id in (3, 4):
+            reply = client.receive()
+            assert reply["id"] == request_id
+            assert reply["error"]["code"] == "busy"
+            assert reply["error"]["retry_after_ms"] > 0
+        other.send(packed("ping", {}, id=9))
+        wait_until(lambda: len(service.held) == 4, "the other peer is not served")
+        served.run(lambda: [service.answer(call) for call in service.held])
+        assert other.receive()["id"] == 9
+        assert sorted(client.receive()["id"] for _ in range(3)) == [0, 1, 2]
 
 
 def test_the_total_of_requests_and_of_inline_bytes_is_bounded() -> None:
@@ -181,18 +182,19 @@ def test_the_total_of_requests_and_of_inline_bytes_is_bounded() -> None:
     service.hold = True
     bounds = ServerBounds(total_requests_max=3, payload_bytes_max=1000)
     store = {"ns": "", "scope": b"", "keys": [b"k"], "sizes": [600]}
-    with serving(service, bounds=bounds) as served:
-        with RawClient(served.endpoint) as one, RawClient(served.endpoint) as two:
-            one.send(packed("store", store), bytes(600))
-            wait_until(lambda: len(service.held) == 1, "the first store did not arrive")
-            assert two.ask(packed("store", store), bytes(600))["error"]["code"] == "busy"
-            for _ in range(2):
-                one.send(packed("ping", {}))
-            wait_until(lambda: len(service.held) == 3, "the pings did not arrive")
-            assert two.ask(packed("ping", {}))["error"]["code"] == "busy"
-            served.run(lambda: [service.answer(service.held.pop()) for _ in range(3)])
-            service.hold = False
-            assert two.ask(packed("store", store), bytes(600))["results"] == ["exists"]
+    with contextlib.ExitStack() as stack:
+        served = stack.enter_context(serving(service, bounds=bounds))
+        one, two = (stack.enter_context(RawClient(served.endpoint)) for _ in range(2))
+        one.send(packed("store", store), bytes(600))
+        wait_until(lambda: len(service.held) == 1, "the first store did not arrive")
+        assert two.ask(packed("store", store), bytes(600))["error"]["code"] == "busy"
+        for _ in range(2):
+            one.send(packed("ping", {}))
+        wait_until(lambda: len(service.held) == 3, "the pings did not arrive")
+        assert two.ask(packed("ping", {}))["error"]["code"] == "busy"
+        served.run(lambda: [service.answer(service.held.pop()) for _ in range(3)])
+        service.hold = False
+        assert two.ask(packed("store", store), bytes(600))["results"] == ["exists"]
 
 
 def test_while_draining_new_requests_are_refused_and_old_ones_answered() -> None:
