@@ -46,9 +46,9 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
         folder = stack.enter_context(work_folder())
         server = stack.enter_context(_redis(folder))
         gateway = stack.enter_context(running_gateway(folder, f"soft:{folder}/card.img?size=1GiB"))
-        client = stack.enter_context(Client("127.0.0.1", gateway.port))
+        client = stack.enter_context(Client(f"tcp://127.0.0.1:{gateway.port}"))
         for keys in batches:
-            client.store(NAMESPACE, b"", keys, payloads=[bytes(OBJECT_BYTES)] * KEYS)
+            client.store(NAMESPACE, b"", keys, [bytes(OBJECT_BYTES)] * KEYS)
             server.mset(dict.fromkeys(keys, b"x"))
         samples: dict[str, list[float]] = {"gateway": [], "redis": []}
         rounds = alternate(

@@ -1,0 +1,158 @@
+"""(3) The whole way: `load` and `store` of 1 MiB objects through a region, beside the bare device on the same target.
+
+The gateway's card and the raw namespace of `TcpInitiator` are two namespaces of one target; both sides run in turns,
+with eight transfers of 1 MiB in flight. On an SPDK target where `XKV_SPDK_TGT` is set; on the soft card (a process of its
+own, two files) for the record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import os
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+import uvloop
+
+from bench.device import DeviceUnderTest
+from bench.gateway import running_gateway
+from bench.harness import MIB, BenchError, alternate, at_least, core_split, medians, on_cores, work_folder
+from bench.softcard import running_softcard
+from bench.spdk_target import CARD_NSID, NQN, RAW_NSID, TARGET_ENV, spdk_target
+from xkv_nvmeof.initiator_options import TargetAddress
+from xkv_rpc.client import AsyncClient, ClientOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+DEPTH: Final = 8
+OBJECT_BYTES: Final = MIB
+OBJECTS: Final = 256
+"""Objects of a round: 256 MiB."""
+ROUNDS: Final = 5
+RATIO_MIN: Final = 0.8
+TIMEOUT_MS: Final = 20_000
+NAMESPACE: Final = "bench"
+SOFT_BYTES: Final = 512 * MIB
+
+
+class GatewayUnderTest:
+    """A client of a running gateway with a region of `DEPTH` objects and a loop of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._client, self._region = self._runner.run(self._open(port))
+        self._region.view[:] = os.urandom(OBJECT_BYTES) * DEPTH
+        self._keys = [hashlib.blake2b(b"%d" % n, digest_size=32).digest() for n in range(OBJECTS)]
+
+    async def _open(self, port: int) -> tuple[AsyncClient, Any]:
+        client = AsyncClient(f"tcp://127.0.0.1:{port}", ClientOptions(timeout_ms=TIMEOUT_MS))
+        return client, await client.attach_region(DEPTH * OBJECT_BYTES)
+
+    def store_mib_s(self) -> float:
+        """Throughput of storing all objects; those of the round before are deleted first, which is not timed."""
+        self._runner.run(self._client.delete(NAMESPACE, b"", self._keys))
+        return self._runner.run(self._measure("store"))
+
+    def load_mib_s(self) -> float:
+        """Throughput of loading all objects; they were stored by `store_mib_s`."""
+        return self._runner.run(self._measure("load"))
+
+    async def _measure(self, operation: str) -> float:
+        keys = iter(self._keys)
+        begin = time.perf_counter()
+
+        async def walk(slot: int) -> None:
+            for key in keys:
+                await self._one(operation, key, slot)
+
+        async with asyncio.TaskGroup() as group:
+            for slot in range(DEPTH):
+                group.create_task(walk(slot))
+        return OBJECTS * OBJECT_BYTES / MIB / (time.perf_counter() - begin)
+
+    async def _one(self, operation: str, key: bytes, slot: int) -> None:
+        offsets, sizes = [slot * OBJECT_BYTES], [OBJECT_BYTES]
+        token = self._region.token
+        if operation == "store":
+            statuses = await self._client.store_from(NAMESPACE, b"", [key], sizes, token, offsets)
+            wanted = "stored"
+        else:
+            loaded = await self._client.load_into(NAMESPACE, b"", [key], token, offsets, sizes)
+            statuses, wanted = loaded.statuses, "ok"
+        if statuses != [wanted]:
+            raise BenchError(f"{operation} of 1 MiB was answered {statuses}")
+
+    def close(self) -> None:
+        self._runner.run(self._client.aclose())
+        self._region.close()
+        self._runner.close()
+
+
+def main(argv: Sequence[str] = ()) -> dict[str, Any]:
+    """Run it and return the results."""
+    parser = argparse.ArgumentParser(prog="bench.whole_way", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    rounds = parser.parse_args(list(argv)).rounds
+    results: dict[str, Any] = {"depth": DEPTH, "bars": []}
+    with on_cores(core_split()[1]):
+        if os.environ.get(TARGET_ENV):
+            results["spdk"] = _on_spdk(rounds)
+            for operation in ("load", "store"):
+                middle = results["spdk"][operation]["mib_s"]
+                name = f"1 MiB {operation}: gateway / TcpInitiator, SPDK target"
+                results["bars"].append(at_least(name, middle["gateway"] / middle["initiator"], RATIO_MIN))
+        else:
+            results["spdk"] = f"left out: {TARGET_ENV} is not set"
+        results["soft card"] = _on_softcard(rounds)
+    return results
+
+
+def _on_spdk(rounds: int) -> dict[str, Any]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(work_folder())
+        target = stack.enter_context(spdk_target(folder))
+        url = f"nvme+tcp://127.0.0.1:{target.port}/{NQN}?nsid={CARD_NSID}"
+        raw = TargetAddress("127.0.0.1", target.port, NQN, RAW_NSID)
+        return _compare(stack, folder, url, raw, rounds)
+
+
+def _on_softcard(rounds: int) -> dict[str, Any]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(work_folder())
+        card = stack.enter_context(running_softcard(folder, SOFT_BYTES))
+        raw = TargetAddress(card.host, card.port, card.nqn, card.nsid)
+        return _compare(stack, folder, f"soft:{folder}/gateway.img?size={SOFT_BYTES}", raw, rounds)
+
+
+def _compare(stack: ExitStack, folder: Path, url: str, raw: TargetAddress, rounds: int) -> dict[str, Any]:
+    device = DeviceUnderTest(raw)
+    stack.callback(device.close)
+    gateway = stack.enter_context(running_gateway(folder, url))
+    client = GatewayUnderTest(gateway.port)
+    stack.callback(client.close)
+    # One round nobody counts: the first writes of a file or a region make its pages.
+    for warm in (client.store_mib_s, client.load_mib_s):
+        warm()
+    stores = alternate(
+        rounds,
+        {"gateway": client.store_mib_s, "initiator": lambda: device.mib_s("write", OBJECT_BYTES)},
+    )
+    loads = alternate(
+        rounds, {"gateway": client.load_mib_s, "initiator": lambda: device.mib_s("read", OBJECT_BYTES)}
+    )
+    return {
+        "store": {"mib_s": medians(stores), "rounds": stores},
+        "load": {"mib_s": medians(loads), "rounds": loads},
+    }
+
+
+if __name__ == "__main__":
+    import json
+    import sys
+
+    print(json.dumps(main(sys.argv[1:]), indent=2))
