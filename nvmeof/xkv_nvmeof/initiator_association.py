@@ -204,7 +204,7 @@ class Association:
         for link in list(self._all_links):
             link.expire(now_ns)
             next_ns = min(next_ns, link.core.next_deadline_ns())
-        shortest_ms = min(options.command_timeout_ms, options.connect_timeout_ms)
+        shortest_ms = min(options.command_timeout_ms, options.connect_timeout_ms, options.keep_alive_ms)
         wait_s = min((next_ns - now_ns) / 1e9 + 0.001, shortest_ms / 2000, _LONGEST_TICK_S)
         self._tick_handle = self._loop.call_later(max(wait_s, 0.001), self._tick)
 

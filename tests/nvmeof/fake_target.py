@@ -143,6 +143,7 @@ class FakeConnection(asyncio.Protocol):
         self._writes: dict[int, SubmissionEntry] = {}
         self._data_cid = 0
         self._head = 0
+        self._entries = 1 << 16
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -188,9 +189,11 @@ class FakeConnection(asyncio.Protocol):
         return encode(C2HData(cid, offset, len(payload), last, success), self.wire) + payload + tail
 
     def response(self, cid: int, status: int = 0, result: int = 0) -> bytes:
-        self._head = (self._head + 1) & 0xF
+        self._head = (self._head + 1) % self._entries
         dw0, dw1 = result & 0xFFFF_FFFF, result >> 32
-        return encode(CapsuleResp(CompletionEntry(cid, status, dw0=dw0, dw1=dw1).to_bytes()), self.wire)
+        return encode(
+            CapsuleResp(CompletionEntry(cid, status, self._head, dw0=dw0, dw1=dw1).to_bytes()), self.wire
+        )
 
     def r2t(self, cid: int, offset: int, length: int, tag: int = 7) -> bytes:
         return encode(R2T(cid, tag, offset, length), self.wire)
@@ -259,11 +262,12 @@ class FakeConnection(asyncio.Protocol):
     def _connect(self, entry: SubmissionEntry, payload: bytes) -> None:
         command, data = ConnectCommand.from_entry(entry), ConnectData.from_bytes(payload)
         self.target.seen.connects.append((command, data))
-        self.qid = command.qid
         special = self.script.on_command(self, entry)
         if special is not None:
             self.send(*special)
             return
+        self.qid = command.qid
+        self._entries = command.sqsize + 1
         self.send(self.response(entry.cid, self.script.on_connect(command, data), 5))
 
     def _admin(self, entry: SubmissionEntry) -> None:
