@@ -36,6 +36,8 @@ _HOSTNQN: Final = _IN_DATA | 512
 _QID: Final = 42
 _SQSIZE: Final = 44
 _CATTR: Final = 46
+_ATTRIBUTES: Final = int(ConnectAttribute.DISABLE_SQ_FLOW_CONTROL) | 3
+"""Bits of CATTR that are defined: the priority class and SQ flow control (Base Figure 380)."""
 _MAX_CNTLID: Final = 0xFFEF
 _MEDIA: Final = 2
 """Status code type of media and data integrity errors."""
@@ -188,7 +190,7 @@ class Card:
             return Reply(Status.CONNECT_INVALID_HOST)
         if not 0 < command.sqsize < self.config.max_queue_entries:
             return _invalid(_SQSIZE)
-        if command.attributes & ~(ConnectAttribute.DISABLE_SQ_FLOW_CONTROL | 3):
+        if command.attributes & ~_ATTRIBUTES:
             return _invalid(_CATTR)
         return None
 
