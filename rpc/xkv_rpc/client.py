@@ -162,18 +162,24 @@ class Client(BlockingCalls):
         connect_deadline_ns = self._clock() + self._options.connect_timeout_ms * _NS_PER_MS
         until_ns = min(deadline_ns, connect_deadline_ns)
         while not sent:
-            remaining_ns = until_ns - self._clock()
-            if remaining_ns <= 0 or not dealer.wait(to_send=True, timeout_ms=_ceil_ms(remaining_ns)):
+            if not self._wait(dealer, until_ns, to_send=True):
                 raise GatewayUnreachableError(f"{self._endpoint}: no connection")
             sent, tracker = dealer.send(raw, payloads)
         return tracker
+
+    def _wait(self, dealer: Dealer, until_ns: int, *, to_send: bool) -> bool:
+        while True:
+            remaining_ns = until_ns - self._clock()
+            if remaining_ns <= 0:
+                return False
+            if dealer.wait(to_send=to_send, timeout_ms=-(-remaining_ns // _NS_PER_MS)):
+                return True
 
     def _receive(
         self, dealer: Dealer, request_id: int, deadline_ns: int
     ) -> tuple[ReplyHeader, list[memoryview]]:
         while True:
-            remaining_ns = deadline_ns - self._clock()
-            if remaining_ns <= 0 or not dealer.wait(to_send=False, timeout_ms=_ceil_ms(remaining_ns)):
+            if not self._wait(dealer, deadline_ns, to_send=False):
                 raise CallTimeoutError(f"{self._endpoint}: no answer in time")
             raw, frames = dealer.receive()
             header = decode_reply(raw)
@@ -207,10 +213,6 @@ class Client(BlockingCalls):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _ceil_ms(duration_ns: int) -> int:
-    return -(-duration_ns // _NS_PER_MS)
 
 
 class _Connections:

@@ -8,6 +8,7 @@ says no, and again after every send, which may have swallowed the edge.
 from __future__ import annotations
 
 import errno
+import select
 import socket
 from dataclasses import dataclass
 from enum import Enum
@@ -264,6 +265,8 @@ class Dealer:
         except zmq.ZMQError as error:
             raw.close(0)
             raise _endpoint_error(endpoint, error) from None
+        self._poller = select.poll()
+        self._poller.register(self.fileno(), select.POLLIN)
 
     def fileno(self) -> int:
         """Give the descriptor to watch for reading (edge-triggered)."""
@@ -301,13 +304,20 @@ class Dealer:
         return header, payloads
 
     def wait(self, *, to_send: bool, timeout_ms: int) -> bool:
-        """Block until a message can be sent, or received; False after `timeout_ms`.
+        """Block until a message can be sent, or received; False after `timeout_ms`, or for no reason before.
+
+        The kernel's poll on the socket's descriptor keeps its deadline across signals; zmq_poll of pyzmq counts whole
+        seconds there.
 
         Raises:
-            InterruptedByCloseError: The context was interrupted.
+            InterruptedByCloseError: The context was ended.
         """
+        wanted = _POLLOUT if to_send else _POLLIN
         try:
-            return bool(zmq.zmq_poll([(self._raw, _POLLOUT if to_send else _POLLIN)], timeout_ms))
+            if int(self._raw.get(_EVENTS)) & wanted:
+                return True
+            self._poller.poll(timeout_ms)
+            return bool(int(self._raw.get(_EVENTS)) & wanted)
         except zmq.ContextTerminated:
             raise InterruptedByCloseError from None
 
