@@ -103,6 +103,6 @@ def test_the_version_is_listed_as_the_last_one() -> None:
 def test_the_fault_codes_that_the_page_names_exist() -> None:
     codes = {cls.code for cls in FormatError.__subclasses__()}
     assert {"wrong_namespace", "geometry_changed"} <= codes
-    assert DIGEST_SECRET_BYTES == next(
-        f.size for f in superblock.SUPERBLOCK.fields if f.name == "digest_secret"
+    assert (
+        next(f.size for f in superblock.SUPERBLOCK.fields if f.name == "digest_secret") == DIGEST_SECRET_BYTES
     )

@@ -223,7 +223,14 @@ def _encode(
             "body_crc": body_crc,
         },
     )
-    after = decode_header(header, stamp.card_uuid, ring).after
+    after = ChainPoint(
+        position + total_bytes,
+        point.number + 1,
+        fields["last_lsn"] + 1,
+        int.from_bytes(header[12:16], "little") << 32 | body_crc,
+        stamp.epoch,
+        stamp.run_id,
+    )
     return Placed(ring.offset_of(position), (header, body, padding), position, after)
 
 

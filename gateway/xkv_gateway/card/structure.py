@@ -114,6 +114,10 @@ class Structure:
             codes.append(f"{size_bytes - offset}s")
         self.fields: Final = tuple(table)
         self._struct = Struct("<" + "".join(codes))
+        self._names = tuple(field.name for field in table)
+        self._texts = tuple((field.name, field.size) for field in table if field.type.startswith("utf8"))
+        self._raws = tuple((field.name, field.size) for field in table if field.type.startswith("bytes"))
+        self._reserved = tuple((index, field.offset) for index, field in enumerate(table) if not field.name)
         assert self._struct.size == size_bytes, (name, self._struct.size)
         assert len(magic) == 8
 
@@ -131,16 +135,12 @@ class Structure:
             "epoch": stamp.epoch,
             "run_id": stamp.run_id,
         }
-        row: list[Any] = []
-        for field in self.fields:
-            if field.type.startswith("zero"):
-                row.append(b"")
-                continue
-            value = common[field.name] if field.name in common else values[field.name]
-            if field.type.startswith("utf8"):
-                value = pack_text(field.name, value, field.size)
-            assert not isinstance(value, bytes) or len(value) == field.size or field.type.startswith("utf8")
-            row.append(value)
+        common.update(values)
+        for name, size in self._texts:
+            common[name] = pack_text(name, common[name], size)
+        for name, size in self._raws:
+            assert len(common[name]) == size, (self.name, name)
+        row = [common[name] if name else b"" for name in self._names]
         block = self._struct.pack(*row)
         crc = crc_of(block)
         return block[:_CRC_OFFSET] + crc.to_bytes(4, "little") + block[_CRC_END:]
@@ -161,15 +161,13 @@ class Structure:
         version = int.from_bytes(block[8:12], "little")
         if version != FORMAT_VERSION:
             raise UnknownVersion(self.name, version, FORMAT_VERSION)
-        values: dict[str, Any] = {}
-        for field, value in zip(self.fields, self._struct.unpack(block), strict=True):
-            if field.type.startswith("zero"):
-                if any(value):
-                    raise BadField(self.name, f"reserved at {field.offset}", "not zero")
-            elif field.type.startswith("utf8"):
-                values[field.name] = self._text(field.name, value)
-            else:
-                values[field.name] = value
+        row = self._struct.unpack(block)
+        for index, offset in self._reserved:
+            if row[index].count(0) != len(row[index]):
+                raise BadField(self.name, f"reserved at {offset}", "not zero")
+        values: dict[str, Any] = dict(zip(self._names, row, strict=True))
+        for name, _ in self._texts:
+            values[name] = self._text(name, values[name])
         return Stamp(values["card_uuid"], values["epoch"], values["run_id"]), values
 
     def _text(self, field_name: str, raw: bytes) -> str:
