@@ -13,6 +13,7 @@ import numpy as np
 
 from .audit import audit
 from .eviction import Eviction
+from .image import EngineImage
 from .lifecycle import State
 from .reads import Reads
 from .records import DeleteCause, Record, WipeRecord
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .counters import Counters
+    from .restore import Restored
     from .types import (
         BeginLoad,
         BeginStore,
@@ -48,13 +50,21 @@ class Engine:
         limits: what the engine is built for; all tables have their final size from the start.
         digest_secret: the card's secret that identities are digested with, 16 to 64 bytes.
         entropy: gives that many unguessable bytes, for lease ids.
+        restored: what a card held, to begin with instead of nothing.
     """
 
     def __init__(
-        self, limits: EngineLimits, *, digest_secret: bytes, entropy: Callable[[int], bytes]
+        self,
+        limits: EngineLimits,
+        *,
+        digest_secret: bytes,
+        entropy: Callable[[int], bytes],
+        restored: Restored | None = None,
     ) -> None:
-        self._state = EngineState(limits, digest_secret)
+        self._state = EngineState(limits, digest_secret, restored.table if restored is not None else None)
         self._removal = Removal(self._state)
+        if restored is not None:
+            restored.fill(self._state, self._removal)
         self._eviction = Eviction(self._state, self._removal)
         self._stores = Stores(self._state, self._removal, self._eviction)
         self._reads = Reads(self._state, self._removal, entropy)
@@ -69,6 +79,11 @@ class Engine:
     def last_lsn(self) -> Lsn:
         """The LSN of the newest record."""
         return self._state.log.last_lsn
+
+    @property
+    def image(self) -> EngineImage:
+        """What a checkpoint is made of."""
+        return EngineImage(self._state, self._removal)
 
     # --- reading ------------------------------------------------------------------------------------------
 

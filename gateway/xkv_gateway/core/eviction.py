@@ -132,6 +132,9 @@ class Eviction:
             home = state.names.homes[ident]
             if home is None or home.uses.bound != bound:
                 continue
+            while recency.heap and recency.heap[0] == (bound, ident):
+                # A home that fell back to a bound it had before is listed twice; it must not be its own limit.
+                heapq.heappop(recency.heap)
             limit = recency.heap[0][0] if recency.heap else NEVER
             victims += self._oldest(home, limit, need)
             recency.list_home(home.uses, ident)

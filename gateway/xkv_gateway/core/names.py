@@ -78,6 +78,11 @@ class _Ids:
     def give_back(self, ident: int) -> None:
         heapq.heappush(self._free, ident)
 
+    def restore(self, taken: set[int]) -> None:
+        """Begin with these taken."""
+        self._next = max(taken, default=-1) + 1
+        self._free = sorted(set(range(self._next)) - taken)
+
 
 class Names:
     """All that is interned."""
@@ -128,6 +133,26 @@ class Names:
         else:
             self.homes[home.ident] = home
         return home
+
+    def restore(
+        self, namespaces: dict[int, str], scopes: dict[int, bytes], pairs: list[tuple[int, int]]
+    ) -> list[Home]:
+        """Begin with the homes of these (namespace id, scope id), under ids that the journal knows already.
+
+        The caller adds references to each at once.
+        """
+        for namespace_id, scope_id in pairs:
+            name, scope_name = namespaces[namespace_id], scopes[scope_id]
+            space = self.namespaces.setdefault(name, Namespace(namespace_id, name))
+            tenant = self.scopes.setdefault(scope_name, Scope(scope_id, scope_name))
+            assert (space.ident, tenant.ident) == (namespace_id, scope_id), "two ids of one name"
+            space.named = tenant.named = True
+            home = Home(self._home_ids.take(), space, tenant)
+            space.homes[scope_name] = tenant.homes[name] = home
+            self.homes.append(home)
+        self._namespace_ids.restore({space.ident for space in self.namespaces.values()})
+        self._scope_ids.restore({tenant.ident for tenant in self.scopes.values()})
+        return [home for home in self.homes if home is not None]
 
     def release(self, home: Home, references: int) -> None:
         """Drop references; the last one takes the home, and perhaps its namespace and scope, along."""

@@ -151,6 +151,21 @@ class Recency:
         self._next_stamp = 1
         self._stale_heap_entries = 0
 
+    @property
+    def newest_stamp(self) -> int:
+        """The youngest stamp that was given; 0: none."""
+        return self._next_stamp - 1
+
+    def restore(self, log: UseLog, home: int, slots: U32, stamps: U64) -> None:
+        """Begin a home's order with these, stamps ascending and unique."""
+        self.stamp_of[slots] = stamps
+        self._next_stamp = max(self._next_stamp, int(stamps[-1]) + 1)
+        for begin in range(0, len(slots), CHUNK_MAX):
+            log.append(
+                slots[begin : begin + CHUNK_MAX], stamps[begin : begin + CHUNK_MAX], len(slots), self.stamp_of
+            )
+        self.list_home(log, home)
+
     def touch(self, log: UseLog, home: int, slots: U32, members: int) -> U32:
         """Make `slots` the youngest, the first of them last of all: the tail of a prompt goes before its head.
 

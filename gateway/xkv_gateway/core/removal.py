@@ -130,6 +130,20 @@ class Removal:
             self._record_freed(np.array(recorded, np.uint32))
             self._vanish(slots)
 
+    def held_until(self) -> dict[int, int]:
+        """Slots of corrupt objects, and until when (monotonic ns) their units stay out of use."""
+        return self._holds
+
+    def restore(self, doomed: U32, holds: dict[int, int]) -> None:
+        """Begin with objects whose tombstones are durable, and with what of them is held until its time, being corrupt."""
+        table = self._state.slots
+        table.tombstoned[doomed] = True
+        self._holds = dict(holds)
+        for slot, until_ns in holds.items():
+            if table.state[slot] == State.QUARANTINED:
+                heapq.heappush(self._quarantine, (until_ns, slot, int(table.generation[slot])))
+        self._free(doomed)
+
     def next_deadline(self) -> int | None:
         """When `settle` has something to do."""
         return self._quarantine[0][0] if self._quarantine else None

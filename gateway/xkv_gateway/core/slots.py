@@ -57,6 +57,28 @@ class SlotTable:
         self._freed_count = 0
         self._fresh = 0
 
+    @property
+    def fresh(self) -> int:
+        """Slots from this one on were never taken."""
+        return self._fresh
+
+    def restore(self, slots: U32, states: U8, units: I64) -> None:
+        """Begin with these slots (ascending, no repetitions) in these states, all others ABSENT."""
+        assert not self._fresh, "a table is restored before it is used"
+        self.state[slots] = states
+        for state in np.unique(states).tolist():
+            which = states == state
+            for totals, moved in (
+                (self.units_in, int(units[which].sum())),
+                (self.objects_in, int(which.sum())),
+            ):
+                totals[state] += moved
+                totals[State.ABSENT] -= moved
+        self._fresh = int(slots[-1]) + 1 if len(slots) else 0
+        absent = np.flatnonzero(self.state[: self._fresh] == State.ABSENT).astype(np.uint32)
+        self._freed[: len(absent)] = absent[::-1]
+        self._freed_count = len(absent)
+
     def units(self, slots: U32) -> I64:
         """Units that each object occupies."""
         return self.units_of_bytes(self.size_bytes[slots].astype(np.int64))

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 class EngineState:
     """The tables, and the few things that concern more than one of them."""
 
-    def __init__(self, limits: EngineLimits, digest_secret: bytes) -> None:
+    def __init__(self, limits: EngineLimits, digest_secret: bytes, slots: SlotTable | None = None) -> None:
         assert 0 < limits.object_bytes_max < 2**32, "sizes are kept in 32 bits"
         assert 0 < limits.leases_per_scope_max < 2**16, "leases of an object are counted in 16 bits"
         assert 0 < limits.eviction_low_watermark <= limits.eviction_high_watermark <= 1
         self.limits = limits
-        self.slots = SlotTable(limits.max_objects, limits.capacity_au, limits.au_bytes)
+        self.slots = slots or SlotTable(limits.max_objects, limits.capacity_au, limits.au_bytes)
         self.index = Index(limits.max_objects, self.slots.digest_low, self.slots.digest_high)
         self.allocator = Allocator(limits.capacity_au)
         self.digester = Digester(digest_secret)

@@ -1,0 +1,321 @@
+"""An engine out of rows and records: what a card held, brought back.
+
+    Restored(limits)  ->  names, rows, extents of a checkpoint  ->  records of the journal, in order  ->  Engine(restored=...)
+
+Rows land in arrays by slot at once, so that ten million of them never exist twice. Records say what a slot is from then on;
+they name it by slot and generation, so a record that does not fit what is there (the checkpoint was ahead of it) changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from .image import NS_PER_S, ROW_DOOMED, ROW_LIVE, ROW_QUARANTINED
+from .lifecycle import State
+from .records import DeleteBatch, DeleteCause, FreedBatch, NamespaceNamed, PutBatch, ScopeNamed, WipeRecord
+from .slots import SlotTable
+from .types import NO_LSN, EngineLimits, Extent, Lsn
+
+if TYPE_CHECKING:
+    from .arrays import I64, U8, U32, U64, Bools
+    from .image import Columns
+    from .records import Record
+    from .removal import Removal
+    from .state import EngineState
+
+INSERT_BATCH: Final = 8192
+"""Slots entered into the index together."""
+
+
+class Restored:
+    """Collects what a card held; then fills the tables of a new engine, once.
+
+    Args:
+        limits: of the engine that it is for.
+        now_ns: monotonic; from when on corrupt objects are held.
+    """
+
+    def __init__(self, limits: EngineLimits, now_ns: int) -> None:
+        self.last_lsn: Lsn = NO_LSN
+        self.dropped_objects = 0
+        """Objects that were given up: their units overlap, or their names are lost. Only damage does that."""
+        self._limits = limits
+        self._now_ns = now_ns
+        size = limits.max_objects
+        self.table = SlotTable(size, limits.capacity_au, limits.au_bytes)
+        """Becomes the engine's."""
+        self._damaged = False
+        self._row_state: U8 = np.zeros(size, np.uint8)
+        self._namespace_id: U32 = np.zeros(size, np.uint32)
+        self._scope_id: U32 = np.zeros(size, np.uint32)
+        self._stamp: U64 = np.zeros(size, np.uint64)
+        self._stamp_next = 1
+        self._generation_max = 0
+        self._holds: dict[int, int] = {}
+        self._namespaces: dict[int, str] = {}
+        self._scopes: dict[int, bytes] = {}
+
+    # --- from a checkpoint ----------------------------------------------------------------------------------
+
+    def begin(self, start_lsn: int, used_stamp_max: int, generation_max: int) -> None:
+        """Tell what the checkpoint says of itself: records from `start_lsn` on are still to come."""
+        self.last_lsn = Lsn(start_lsn - 1)
+        self._stamp_next = used_stamp_max + 1
+        self._generation_max = generation_max
+
+    def add_names(self, namespaces: dict[int, str], scopes: dict[int, bytes]) -> None:
+        """Add what ids stand for."""
+        self._namespaces.update(namespaces)
+        self._scopes.update(scopes)
+
+    def add_objects(self, rows: Columns) -> None:
+        """Add rows of `objects`; those of slots beyond the limit are dropped (damage)."""
+        inside = rows["slot"] < self._limits.max_objects
+        self.dropped_objects += int(len(inside) - inside.sum())
+        slots = rows["slot"][inside]
+        table = self.table
+        for column, array in (
+            ("digest_low", table.digest_low),
+            ("digest_high", table.digest_high),
+            ("checksum", table.checksum),
+            ("size_bytes", table.size_bytes),
+            ("first_au", table.start_au),
+            ("first_count_au", table.count_au),
+            ("generation", table.generation),
+            ("namespace_id", self._namespace_id),
+            ("scope_id", self._scope_id),
+            ("used_stamp", self._stamp),
+            ("state", self._row_state),
+        ):
+            array[slots] = rows[column][inside]
+        held = np.flatnonzero(rows["hold_s"][inside])
+        for slot, hold_s in zip(slots[held].tolist(), rows["hold_s"][inside][held].tolist(), strict=True):
+            self._holds[slot] = self._now_ns + hold_s * NS_PER_S
+
+    def add_extents(self, rows: Columns) -> None:
+        """Add rows of `extents`, after the objects that they belong to."""
+        for slot, generation, start, count in zip(
+            rows["slot"].tolist(),
+            rows["generation"].tolist(),
+            rows["start_au"].tolist(),
+            rows["count_au"].tolist(),
+            strict=True,
+        ):
+            if slot < self._limits.max_objects and int(self.table.generation[slot]) == generation:
+                self.table.others[slot] = (*self.table.others.get(slot, ()), Extent(start, count))
+
+    # --- from the journal -----------------------------------------------------------------------------------
+
+    def apply(self, record: Record) -> None:
+        """Apply the next record. Its LSN follows, but for damage."""
+        self.last_lsn = record.lsn
+        match record:
+            case NamespaceNamed():
+                self._namespaces[record.namespace_id] = record.name
+            case ScopeNamed():
+                self._scopes[record.scope_id] = record.name
+            case PutBatch():
+                self._put(record)
+            case DeleteBatch():
+                slots = self._current(record.slots, record.generations)
+                self._row_state[slots[self._row_state[slots] == ROW_LIVE]] = ROW_DOOMED
+                if record.cause is DeleteCause.CORRUPT:
+                    until_ns = self._now_ns + self._limits.corrupt_hold_ns
+                    self._holds.update(dict.fromkeys(slots.tolist(), until_ns))
+            case FreedBatch():
+                slots = self._current(record.slots, record.generations)
+                self._row_state[slots] = 0
+                self._forget(slots)
+            case WipeRecord():
+                self._wipe(record)
+
+    def _put(self, batch: PutBatch) -> None:
+        inside = batch.slots < self._limits.max_objects
+        assert inside.all(), "a put beyond the object limit"
+        table, slots = self.table, batch.slots
+        self._forget(slots)
+        table.digest_low[slots], table.digest_high[slots] = batch.digests_low, batch.digests_high
+        table.checksum[slots], table.size_bytes[slots] = batch.checksums, batch.sizes_bytes
+        table.generation[slots] = batch.generations
+        self._generation_max = max(self._generation_max, int(batch.generations.max(initial=0)))
+        self._namespace_id[slots], self._scope_id[slots] = batch.namespace_ids, batch.scope_ids
+        self._row_state[slots] = ROW_LIVE
+        # The tail of a prompt is older than its head.
+        self._stamp[slots[::-1]] = np.arange(self._stamp_next, self._stamp_next + len(slots), dtype=np.uint64)
+        self._stamp_next += len(slots)
+        self._put_extents(slots, batch)
+
+    def _put_extents(self, slots: U32, batch: PutBatch) -> None:
+        table, counts = self.table, batch.extent_counts.astype(np.int64)
+        first = np.cumsum(counts) - counts
+        has = counts > 0
+        table.start_au[slots], table.count_au[slots] = 0, 0
+        table.start_au[slots[has]] = batch.extent_starts_au[first[has]]
+        table.count_au[slots[has]] = batch.extent_counts_au[first[has]]
+        for i in np.flatnonzero(counts > 1).tolist():
+            rest = slice(int(first[i]) + 1, int(first[i] + counts[i]))
+            starts, lengths = batch.extent_starts_au[rest].tolist(), batch.extent_counts_au[rest].tolist()
+            table.others[int(slots[i])] = tuple(map(Extent, starts, lengths))
+
+    def _wipe(self, record: WipeRecord) -> None:
+        spaces = [ident for ident, name in self._namespaces.items() if name == record.namespace]
+        hit = np.isin(self._namespace_id, spaces) & (self._row_state == ROW_LIVE)
+        if record.scope is not None:
+            hit &= np.isin(self._scope_id, [i for i, name in self._scopes.items() if name == record.scope])
+        self._row_state[hit] = ROW_DOOMED
+
+    def _current(self, slots: U32, generations: U32) -> U32:
+        inside = slots < self._limits.max_objects
+        slots, generations = slots[inside], generations[inside]
+        current: U32 = slots[(self.table.generation[slots] == generations) & (self._row_state[slots] != 0)]
+        return current
+
+    def _forget(self, slots: U32) -> None:
+        if self._holds or self.table.others:
+            for slot in slots.tolist():
+                self._holds.pop(slot, None)
+                self.table.others.pop(slot, None)
+
+    # --- into an engine -------------------------------------------------------------------------------------
+
+    @property
+    def live_objects(self) -> int:
+        """Objects that lookups will find."""
+        return int((self._row_state == ROW_LIVE).sum())
+
+    def note_damage(self) -> None:
+        """Tell that records are missing: what is left may contradict itself, and is looked through."""
+        self._damaged = True
+
+    def fill(self, state: EngineState, removal: Removal) -> None:
+        """Complete the tables of a new engine that was made around `table`."""
+        table = self.table
+        assert state.slots is table
+        slots = self._sound(np.flatnonzero(self._row_state).astype(np.uint32))
+        table.others = {slot: e for slot, e in table.others.items() if self._row_state[slot]}
+        rows = self._row_state[slots]
+        states = np.full(len(slots), State.LIVE, np.uint8)
+        states[rows == ROW_DOOMED] = State.DOOMED
+        states[rows == ROW_QUARANTINED] = State.QUARANTINED
+        absent = np.ones(table.max_objects, np.bool_)
+        absent[slots] = False
+        # Whatever named these slots before means nothing from here on.
+        table.generation[absent] = self._generation_max + 1
+        state.allocator.claim(*self._runs(slots))
+        table.restore(slots, states, table.units(slots))
+        self._join_homes(state, slots, states == State.LIVE)
+        live = slots[states == State.LIVE]
+        for begin in range(0, len(live), INSERT_BATCH):
+            state.index.insert(live[begin : begin + INSERT_BATCH])
+        state.log.last_lsn = state.log.persisted_lsn = self.last_lsn
+        holds = {slot: until for slot, until in self._holds.items() if self._row_state[slot] > ROW_LIVE}
+        removal.restore(slots[states == State.DOOMED], holds)
+
+    def _sound(self, slots: U32) -> U32:
+        """Drop what only damage can leave: objects without a name, units beyond the area, units in two objects."""
+        namespaces = np.array(sorted(self._namespaces), np.uint32)
+        scopes = np.array(sorted(self._scopes), np.uint32)
+        good = np.isin(self._namespace_id[slots], namespaces) & np.isin(self._scope_id[slots], scopes)
+        slots = self._keep(slots, good)
+        unheld = [
+            slot
+            for slot in slots[self._row_state[slots] == ROW_QUARANTINED].tolist()
+            if slot not in self._holds
+        ]
+        self._row_state[unheld] = ROW_DOOMED
+        if self._damaged:
+            slots = self._keep(slots, ~self._repeated(slots))
+        starts, counts = self._runs(slots)
+        owners = self._run_owners(slots)
+        beyond = starts + counts > self._limits.capacity_au
+        short = self._units_short(slots)
+        bad = np.unique(np.concatenate((owners[beyond], slots[short])))
+        if len(bad):
+            slots = self._keep(slots, ~np.isin(slots, bad))
+            starts, counts = self._runs(slots)
+            owners = self._run_owners(slots)
+        shared = _overlapping(starts, counts)
+        if shared.any():
+            slots = self._keep(slots, ~np.isin(slots, np.unique(owners[shared])))
+        return slots
+
+    def _keep(self, slots: U32, good: Bools) -> U32:
+        self.dropped_objects += int(len(good) - good.sum())
+        self._row_state[slots[~good]] = 0
+        return slots[good]
+
+    def _repeated(self, slots: U32) -> Bools:
+        """Which live objects have the identity of a live one that was used later: its delete is what is missing."""
+        live = slots[self._row_state[slots] == ROW_LIVE]
+        low, high = self.table.digest_low[live], self.table.digest_high[live]
+        order = np.lexsort((self._stamp[live], high, low))
+        same = (low[order][1:] == low[order][:-1]) & (high[order][1:] == high[order][:-1])
+        return np.isin(slots, live[order[:-1][same]])
+
+    def _units_short(self, slots: U32) -> Bools:
+        """Which objects do not have the units that their size needs."""
+        have = self.table.count_au[slots].astype(np.int64)
+        for slot, others in self.table.others.items():
+            at = int(np.searchsorted(slots, slot))
+            if at < len(slots) and int(slots[at]) == slot:
+                have[at] += sum(extent.count_au for extent in others)
+        short: Bools = have != self.table.units(slots)
+        return short
+
+    def _runs(self, slots: U32) -> tuple[I64, I64]:
+        table = self.table
+        has = table.count_au[slots] > 0
+        extra = [e for slot in self._split(slots) for e in self.table.others[slot]]
+        return (
+            np.concatenate((table.start_au[slots[has]], [e.start_au for e in extra])).astype(np.int64),
+            np.concatenate((table.count_au[slots[has]], [e.count_au for e in extra])).astype(np.int64),
+        )
+
+    def _run_owners(self, slots: U32) -> U32:
+        has = self.table.count_au[slots] > 0
+        extra = [slot for slot in self._split(slots) for _ in self.table.others[slot]]
+        return np.concatenate((slots[has], np.array(extra, np.uint32)))
+
+    def _split(self, slots: U32) -> list[int]:
+        if not self.table.others:
+            return []
+        known = set(self.table.others)
+        return [slot for slot in slots.tolist() if slot in known]
+
+    def _join_homes(self, state: EngineState, slots: U32, live: Bools) -> None:
+        if not len(slots):
+            return
+        pairs = self._namespace_id[slots].astype(np.uint64) << np.uint64(32) | self._scope_id[slots]
+        unique, of_slot = np.unique(pairs, return_inverse=True)
+        ids = [(int(pair) >> 32, int(pair) & 0xFFFFFFFF) for pair in unique.tolist()]
+        homes = state.names.restore(self._namespaces, self._scopes, ids)
+        idents = np.array([home.ident for home in homes], np.uint32)
+        state.slots.home[slots] = idents[of_slot]
+        references = np.bincount(of_slot, minlength=len(homes)).tolist()
+        order = np.lexsort((self._stamp[slots], of_slot))
+        ordered = order[live[order]]
+        members = np.bincount(of_slot[ordered], minlength=len(homes))
+        ends = np.cumsum(members).tolist()
+        for home, count, end, held in zip(homes, references, ends, members.tolist(), strict=True):
+            home.references, home.members = count, held
+            if held:
+                mine = slots[ordered[end - held : end]]
+                state.recency.restore(home.uses, home.ident, mine, self._stamp[mine])
+
+
+def _overlapping(starts: I64, counts: I64) -> Bools:
+    """Which runs hang together with another one by shared units (all of such a cluster: which of them is right is lost)."""
+    result = np.zeros(len(starts), np.bool_)
+    if not len(starts):
+        return result
+    order = np.argsort(starts, kind="stable")
+    begin, reach = starts[order], np.maximum.accumulate(starts[order] + counts[order])
+    apart = np.ones(len(starts), np.bool_)
+    apart[1:] = begin[1:] >= reach[:-1]
+    if apart.all():
+        return result
+    cluster = np.cumsum(apart) - 1
+    result[order] = np.bincount(cluster)[cluster] > 1
+    return result
