@@ -125,7 +125,7 @@ def _contestants(
 def _against_softcard(results: dict[str, Any]) -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(work_folder())
-        card = stack.enter_context(running_softcard(folder, WALK_BYTES))
+        card = stack.enter_context(running_softcard(folder, "card", WALK_BYTES))
         device = DeviceUnderTest(TargetAddress(card.host, card.port, card.nqn, card.nsid))
         stack.callback(device.close)
         results["soft card"] = {

@@ -2,7 +2,8 @@
 
 One blocking client each, over loopback TCP: `xkv_rpc.client.Client` and redis-py with hiredis. Redis is Debian's
 redis-server on a port of its own without persistence, and holds values of one byte, so that its replies
-are as small as they can be. The gateway's lookups take a lease each; giving it back is not timed.
+are as small as they can be. The gateway's lookups take a lease each; giving it back is not timed
+(but it is part of the server's processor time, which is told for the record).
 """
 
 from __future__ import annotations
@@ -18,12 +19,24 @@ from typing import TYPE_CHECKING, Any, Final
 import redis
 
 from bench.gateway import running_gateway
-from bench.harness import BenchError, accepts, alternate, at_most, child, free_port, wait_until, work_folder
+from bench.harness import (
+    BenchError,
+    CpuClock,
+    accepts,
+    alternate,
+    at_most,
+    child,
+    free_port,
+    wait_until,
+    work_folder,
+)
 from xkv_rpc.client import Client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from bench.harness import Child
 
 KEYS: Final = 200
 BATCHES: Final = 20
@@ -44,13 +57,18 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
     batches = [_keys(number) for number in range(BATCHES)]
     with ExitStack() as stack:
         folder = stack.enter_context(work_folder())
-        server = stack.enter_context(_redis(folder))
+        server, server_process = stack.enter_context(_redis(folder))
         gateway = stack.enter_context(running_gateway(folder, f"soft:{folder}/card.img?size=1GiB"))
         client = stack.enter_context(Client(f"tcp://127.0.0.1:{gateway.port}"))
         for keys in batches:
             client.store(NAMESPACE, b"", keys, [bytes(OBJECT_BYTES)] * KEYS)
             server.mset(dict.fromkeys(keys, b"x"))
         samples: dict[str, list[float]] = {"gateway": [], "redis": []}
+        clocks = {
+            "gateway": CpuClock(gateway.process.process.pid),
+            "redis": CpuClock(server_process.process.pid),
+        }
+        before = {name: clock.seconds() for name, clock in clocks.items()}
         rounds = alternate(
             arguments.rounds,
             {
@@ -58,7 +76,10 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
                 "redis": lambda: _round(samples["redis"], _redis_call(server), batches),
             },
         )
-    return _results(samples, rounds)
+        used = {name: clock.seconds() - before[name] for name, clock in clocks.items()}
+    results = _results(samples, rounds)
+    results["server_cpu_us_call"] = {name: used[name] * 1e6 / len(samples[name]) for name in used}
+    return results
 
 
 def _keys(number: int) -> list[bytes]:
@@ -112,7 +133,7 @@ def _results(samples: dict[str, list[float]], rounds: dict[str, list[float]]) ->
 
 
 @contextmanager
-def _redis(folder: Path) -> Iterator[redis.Redis]:
+def _redis(folder: Path) -> Iterator[tuple[redis.Redis, Child]]:
     binary = shutil.which("redis-server")
     if binary is None:
         raise BenchError("redis-server is not installed (Debian: apt-get install redis-server)")
@@ -121,7 +142,7 @@ def _redis(folder: Path) -> Iterator[redis.Redis]:
     with child("redis-server", [*command, "--dir", str(folder)], folder) as process:
         wait_until(lambda: accepts(port), "accepting connections", process)
         with redis.Redis(host="127.0.0.1", port=port) as server:
-            yield server
+            yield server, process
 
 
 if __name__ == "__main__":

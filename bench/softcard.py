@@ -26,11 +26,11 @@ class SoftCard:
 
 
 @contextmanager
-def running_softcard(folder: Path, size_bytes: int) -> Iterator[SoftCard]:
+def running_softcard(folder: Path, name: str, size_bytes: int) -> Iterator[SoftCard]:
     """Start a soft card over a file in `folder`, on the core that targets poll on."""
-    command = [sys.executable, "-m", "xkv_nvmeof.softcard", "--file", str(folder / "card.img")]
+    command = [sys.executable, "-m", "xkv_nvmeof.softcard", "--file", str(folder / f"{name}.img")]
     command += ["--size", str(size_bytes), "--listen", "127.0.0.1:0"]
-    with child("softcard", command, folder, cores=core_split()[0]) as process:
+    with child(f"softcard-{name}", command, folder, cores=core_split()[0]) as process:
         wait_until(lambda: b"\n" in process.log.read_bytes(), "ready", process)
         told = json.loads(process.log.read_text(encoding="utf-8").splitlines()[0])
         yield SoftCard(told["host"], told["port"], told["nqn"], told["nsid"])

@@ -1,8 +1,8 @@
 """(3) The whole way: `load` and `store` of 1 MiB objects through a region, beside the bare device on the same target.
 
 The gateway's card and the raw namespace of `TcpInitiator` are two namespaces of one target; both sides run in turns,
-with eight transfers of 1 MiB in flight. On an SPDK target where `XKV_SPDK_TGT` is set; on the soft card (a process of its
-own, two files) for the record.
+with eight transfers of 1 MiB in flight. On an SPDK target where `XKV_SPDK_TGT` is set; on two soft cards for the
+record. Beside the throughput stands what it costs in time of the processor, of all processes but the target.
 """
 
 from __future__ import annotations
@@ -13,20 +13,31 @@ import hashlib
 import os
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
 from bench.device import DeviceUnderTest
 from bench.gateway import running_gateway
-from bench.harness import MIB, BenchError, alternate, at_least, core_split, medians, on_cores, work_folder
+from bench.harness import (
+    MIB,
+    BenchError,
+    CpuClock,
+    alternate,
+    at_least,
+    core_split,
+    medians,
+    on_cores,
+    work_folder,
+)
 from bench.softcard import running_softcard
 from bench.spdk_target import CARD_NSID, NQN, RAW_NSID, TARGET_ENV, spdk_target
 from xkv_nvmeof.initiator_options import TargetAddress
 from xkv_rpc.client import AsyncClient, ClientOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 DEPTH: Final = 8
@@ -38,6 +49,7 @@ RATIO_MIN: Final = 0.8
 TIMEOUT_MS: Final = 20_000
 NAMESPACE: Final = "bench"
 SOFT_BYTES: Final = 512 * MIB
+GIB: Final = 1024 * MIB
 
 
 class GatewayUnderTest:
@@ -124,9 +136,12 @@ def _on_spdk(rounds: int) -> dict[str, Any]:
 def _on_softcard(rounds: int) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = stack.enter_context(work_folder())
-        card = stack.enter_context(running_softcard(folder, SOFT_BYTES))
-        raw = TargetAddress(card.host, card.port, card.nqn, card.nsid)
-        return _compare(stack, folder, f"soft:{folder}/gateway.img?size={SOFT_BYTES}", raw, rounds)
+        raw, card = (
+            stack.enter_context(running_softcard(folder, name, SOFT_BYTES)) for name in ("raw", "card")
+        )
+        url = f"nvme+tcp://{card.host}:{card.port}/{card.nqn}?nsid={card.nsid}"
+        address = TargetAddress(raw.host, raw.port, raw.nqn, raw.nsid)
+        return _compare(stack, folder, url, address, rounds)
 
 
 def _compare(stack: ExitStack, folder: Path, url: str, raw: TargetAddress, rounds: int) -> dict[str, Any]:
@@ -135,20 +150,33 @@ def _compare(stack: ExitStack, folder: Path, url: str, raw: TargetAddress, round
     gateway = stack.enter_context(running_gateway(folder, url))
     client = GatewayUnderTest(gateway.port)
     stack.callback(client.close)
+    clock = CpuClock(os.getpid(), gateway.process.process.pid)
     # One round nobody counts: the first writes of a file or a region make its pages.
     for warm in (client.store_mib_s, client.load_mib_s):
         warm()
-    stores = alternate(
-        rounds,
-        {"gateway": client.store_mib_s, "initiator": lambda: device.mib_s("write", OBJECT_BYTES)},
-    )
-    loads = alternate(
-        rounds, {"gateway": client.load_mib_s, "initiator": lambda: device.mib_s("read", OBJECT_BYTES)}
-    )
-    return {
-        "store": {"mib_s": medians(stores), "rounds": stores},
-        "load": {"mib_s": medians(loads), "rounds": loads},
+    costs: dict[str, dict[str, list[float]]] = {
+        operation: {"gateway": [], "initiator": []} for operation in ("store", "load")
     }
+
+    def costed(costs_of: list[float], measure: Callable[[], float]) -> float:
+        begin_s, begin_cpu_s = time.perf_counter(), clock.seconds()
+        mib_s = measure()
+        moved_gib = mib_s * (time.perf_counter() - begin_s) * MIB / GIB
+        costs_of.append((clock.seconds() - begin_cpu_s) * 1e3 / moved_gib)
+        return mib_s
+
+    contestants: dict[str, dict[str, Callable[[], float]]] = {
+        "store": {"gateway": client.store_mib_s, "initiator": lambda: device.mib_s("write", OBJECT_BYTES)},
+        "load": {"gateway": client.load_mib_s, "initiator": lambda: device.mib_s("read", OBJECT_BYTES)},
+    }
+    results: dict[str, Any] = {}
+    for operation, pair in contestants.items():
+        throughput = alternate(
+            rounds, {name: partial(costed, costs[operation][name], measure) for name, measure in pair.items()}
+        )
+        cpu = medians(costs[operation])
+        results[operation] = {"mib_s": medians(throughput), "cpu_ms_gib": cpu, "rounds": throughput}
+    return results
 
 
 if __name__ == "__main__":
