@@ -46,6 +46,7 @@ class DeviceUnderTest:
         options = InitiatorOptions(host_nqn=HOST_NQN, host_id=HOST_ID)
         connecting = TcpInitiator.connect(address, options, clock=time.monotonic_ns, entropy=os.urandom)
         self._device = self._runner.run(connecting)
+        self.moved_bytes = 0
         self._memory = memoryview(bytearray(os.urandom(MIB) * DEPTH))
 
     def mib_s(self, pattern: str, io_bytes: int, seconds: float = SECONDS) -> float:
@@ -72,6 +73,7 @@ class DeviceUnderTest:
         async with asyncio.TaskGroup() as group:
             for number in range(DEPTH):
                 group.create_task(walk(number))
+        self.moved_bytes += done * io_bytes
         return done * io_bytes / MIB / (time.perf_counter() - begin)
 
     def close(self) -> None:

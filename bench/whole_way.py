@@ -14,7 +14,7 @@ import os
 import time
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import uvloop
 
@@ -35,6 +35,7 @@ from bench.softcard import running_softcard
 from bench.spdk_target import CARD_NSID, NQN, RAW_NSID, TARGET_ENV, spdk_target
 from xkv_nvmeof.initiator_options import TargetAddress
 from xkv_rpc.client import AsyncClient, ClientOptions
+from xkv_rpc.messages import LoadStatus, StoreStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,6 +53,12 @@ SOFT_BYTES: Final = 512 * MIB
 GIB: Final = 1024 * MIB
 
 
+class Mover(Protocol):
+    """Something that moves bytes."""
+
+    moved_bytes: int
+
+
 class GatewayUnderTest:
     """A client of a running gateway with a region of `DEPTH` objects and a loop of its own."""
 
@@ -59,6 +66,7 @@ class GatewayUnderTest:
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._client, self._region = self._runner.run(self._open(port))
         self._region.view[:] = os.urandom(OBJECT_BYTES) * DEPTH
+        self.moved_bytes = 0
         self._keys = [hashlib.blake2b(b"%d" % n, digest_size=32).digest() for n in range(OBJECTS)]
 
     async def _open(self, port: int) -> tuple[AsyncClient, Any]:
@@ -85,19 +93,20 @@ class GatewayUnderTest:
         async with asyncio.TaskGroup() as group:
             for slot in range(DEPTH):
                 group.create_task(walk(slot))
+        self.moved_bytes += OBJECTS * OBJECT_BYTES
         return OBJECTS * OBJECT_BYTES / MIB / (time.perf_counter() - begin)
 
     async def _one(self, operation: str, key: bytes, slot: int) -> None:
         offsets, sizes = [slot * OBJECT_BYTES], [OBJECT_BYTES]
         token = self._region.token
         if operation == "store":
-            statuses = await self._client.store_from(NAMESPACE, b"", [key], sizes, token, offsets)
-            wanted = "stored"
+            (stored,) = await self._client.store_from(NAMESPACE, b"", [key], sizes, token, offsets)
+            done, status = stored is StoreStatus.STORED, stored.value
         else:
-            loaded = await self._client.load_into(NAMESPACE, b"", [key], token, offsets, sizes)
-            statuses, wanted = loaded.statuses, "ok"
-        if statuses != [wanted]:
-            raise BenchError(f"{operation} of 1 MiB was answered {statuses}")
+            (loaded,) = (await self._client.load_into(NAMESPACE, b"", [key], token, offsets, sizes)).statuses
+            done, status = loaded is LoadStatus.OK, loaded.value
+        if not done:
+            raise BenchError(f"{operation} of 1 MiB was answered {status}")
 
     def close(self) -> None:
         self._runner.run(self._client.aclose())
@@ -158,10 +167,10 @@ def _compare(stack: ExitStack, folder: Path, url: str, raw: TargetAddress, round
         operation: {"gateway": [], "initiator": []} for operation in ("store", "load")
     }
 
-    def costed(costs_of: list[float], measure: Callable[[], float]) -> float:
-        begin_s, begin_cpu_s = time.perf_counter(), clock.seconds()
+    def costed(costs_of: list[float], measure: Callable[[], float], under_test: Mover) -> float:
+        begin_bytes, begin_cpu_s = under_test.moved_bytes, clock.seconds()
         mib_s = measure()
-        moved_gib = mib_s * (time.perf_counter() - begin_s) * MIB / GIB
+        moved_gib = (under_test.moved_bytes - begin_bytes) / GIB
         costs_of.append((clock.seconds() - begin_cpu_s) * 1e3 / moved_gib)
         return mib_s
 
@@ -169,10 +178,15 @@ def _compare(stack: ExitStack, folder: Path, url: str, raw: TargetAddress, round
         "store": {"gateway": client.store_mib_s, "initiator": lambda: device.mib_s("write", OBJECT_BYTES)},
         "load": {"gateway": client.load_mib_s, "initiator": lambda: device.mib_s("read", OBJECT_BYTES)},
     }
+    movers: dict[str, Mover] = {"gateway": client, "initiator": device}
     results: dict[str, Any] = {}
     for operation, pair in contestants.items():
         throughput = alternate(
-            rounds, {name: partial(costed, costs[operation][name], measure) for name, measure in pair.items()}
+            rounds,
+            {
+                name: partial(costed, costs[operation][name], measure, movers[name])
+                for name, measure in pair.items()
+            },
         )
         cpu = medians(costs[operation])
         results[operation] = {"mib_s": medians(throughput), "cpu_ms_gib": cpu, "rounds": throughput}
