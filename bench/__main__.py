@@ -22,6 +22,9 @@ PARTS: Final = {
     "engine_scale": "bench.engine_scale",
 }
 
+BUSY_LOAD: Final = 0.5
+"""Load average above which a warning stands beside the figures."""
+
 
 def main(argv: list[str]) -> int:
     """Run the parts named in `argv` (none: all); 0 when all of them ran, whatever they measured."""
@@ -66,6 +69,12 @@ def _print(results: dict[str, Any], console: Console) -> None:
             met = "[green]yes[/]" if bar["met"] else "[red]no[/]"
             table.add_row(name, bar["name"], f"{bar['value']:.2f}", f"{sign} {bar['bar']:g}", met)
     console.print(table)
+    if machine["load_average_before"] > BUSY_LOAD:
+        console.print(
+            f"The machine was busy before this run (load {machine['load_average_before']:.1f}): "
+            "what polls or shares a core with others is worth little.",
+            style="yellow",
+        )
     for name, part in results["parts"].items():
         for figure, value in _figures(part):
             console.print(f"{name:<13} {figure:<34} {value}", markup=False)
