@@ -34,13 +34,13 @@ def lapped(seed: int) -> tuple[JournalImage, int, bytes]:
             image.start_run(Stamp(CARD, epoch, epoch.to_bytes(16, "little")))
         image.append(1 + (image.point.number * 37 + seed) % 300)
     total, first = 0, len(image.placed)
-    while total < RING_BYTES - 20_000:
+    while total < RING_BYTES - 40_000:
         first -= 1
         total = image.point.position - image.placed[first].position
     return image, first, earlier
 
 
-def damaged(data: bytes, earlier: bytes, faults: list[tuple[int, str]]) -> bytearray:
+def damaged(data: bytes | bytearray, earlier: bytes, faults: list[tuple[int, str]]) -> bytearray:
     result = bytearray(data)
     for sector, kind in faults:
         at = sector * 512
@@ -92,7 +92,7 @@ def intact(data: bytes | bytearray, original: bytes | bytearray, placed: Placed)
 
 @pytest.mark.parametrize("kind", ["zero", "before"])
 def test_every_combination_of_lost_sectors_of_the_last_batch_is_a_tail_and_no_damage(kind: str) -> None:
-    image, first, earlier = lapped(3)
+    image, first, _ = lapped(3)
     start = image.placed[first - 1].after
     image.needed_from = start.position
     before_append = bytes(image.data)

@@ -23,7 +23,18 @@ from xkv_gateway.card.format_errors import (
 from xkv_gateway.card.layout import chunk_bytes_of, chunk_count_of, ledger_rows_max, rows_per_chunk
 from xkv_gateway.card.table_file import FileIdentity, FileKind, TableWriter
 from xkv_gateway.card.table_read import Chunk, FileFacts, TableReader, by_age, decode_ends
-from xkv_gateway.card.tables import EXTENTS, NAMESPACES, OBJECTS, QUOTAS, SCOPES, TABLES, WIPES, unpack_names
+from xkv_gateway.card.tables import (
+    EXTENTS,
+    NAMESPACES,
+    OBJECTS,
+    QUOTAS,
+    SCOPES,
+    TABLES,
+    WIPES,
+    ObjectState,
+    unpack_names,
+)
+from xkv_gateway.core import image
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -262,6 +273,14 @@ def test_tables_keep_their_numbers_and_need_no_padding() -> None:
         1: "objects", 2: "extents", 3: "namespaces", 4: "scopes", 5: "wipes", 6: "quotas",
     }  # fmt: skip
     assert OBJECTS.row_bytes == 64
+
+
+def test_the_states_of_rows_are_those_that_the_engine_writes() -> None:
+    assert (ObjectState.LIVE, ObjectState.DOOMED, ObjectState.QUARANTINED) == (
+        image.ROW_LIVE,
+        image.ROW_DOOMED,
+        image.ROW_QUARANTINED,
+    )
 
 
 def test_garbage_at_either_end_is_a_format_error() -> None:

@@ -51,6 +51,8 @@ BATCH_BYTES_MAX: Final = 8 << 20
 """Bounds what a reader must hold, and how long one batch keeps the next waiting."""
 RING_SHARE: Final = 4
 """A batch takes at most this share of the ring (1/4), so that wrapping never wastes much of it."""
+RUN_STARTS_RESERVED: Final = 4
+"""Blocks that records never take: however full the ring, so many runs can begin before one completes a checkpoint."""
 FIRST_LSN: Final = 1
 
 
@@ -161,16 +163,16 @@ class Ring:
         return lap_start if position + total_bytes > lap_start else position
 
     def free_bytes(self, position: int, needed_from: int) -> int:
-        """Return how much can be written at `position` while recovery needs all from `needed_from` on."""
+        """Return how much records can take at `position` while recovery needs all from `needed_from` on."""
         assert needed_from <= position
-        return max(0, needed_from + self.ring_bytes - position)
+        return max(0, needed_from + self.ring_bytes - RUN_STARTS_RESERVED * BLOCK_BYTES - position)
 
 
 def encode_run_start(ring: Ring, point: ChainPoint, stamp: Stamp, needed_from: int) -> Placed:
     """Return the first batch of a run: of a greater epoch than all before.
 
     Raises:
-        NoRoom: see `encode_batch`.
+        NoRoom: so many runs began without completing a checkpoint that nothing is left; complete one first, then begin.
     """
     assert stamp.epoch > point.epoch, "a run has a greater epoch than the one before"
     fields = {"kind": BatchKind.RUN_START, "first_lsn": point.next_lsn, "last_lsn": point.next_lsn - 1}
@@ -208,7 +210,8 @@ def _encode(
 ) -> Placed:
     total_bytes = align_up(HEADER_BYTES + len(body))
     position = ring.place(point.position, total_bytes)
-    if position + total_bytes - needed_from > ring.ring_bytes:
+    reserved_bytes = 0 if fields["kind"] == BatchKind.RUN_START else RUN_STARTS_RESERVED * BLOCK_BYTES
+    if position + total_bytes + reserved_bytes - needed_from > ring.ring_bytes:
         raise NoRoom(BATCH.name, "position", "the journal is full: a checkpoint must be completed first")
     padding = bytes(total_bytes - HEADER_BYTES - len(body))
     body_crc = crc32c(padding, crc32c(body))
