@@ -159,6 +159,9 @@ class Store:
         Raises:
             OSError: the read failed.
         """
+        if not self.may_wait:
+            self.read(offset_bytes, view)
+            return True
         if not self._can_read_now:
             return False
         try:
