@@ -18,7 +18,7 @@ SCOPE_BYTES_MAX: Final = 32
 KEY_BYTES_MAX: Final = 256
 TOKEN_BYTES: Final = 16
 """Length of a lease, ticket or region."""
-TEXT_BYTES_MAX: Final = 256
+TEXT_BYTES_MAX: Final = 1024
 """Length of `client` and `model` of hello."""
 UINT64_MAX: Final = 2**64 - 1
 DEFAULT_NAME: Final = "_default"
@@ -109,7 +109,7 @@ class CardState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who is there? Optional; texts are at most 256 bytes."""
+    """Who is there? Optional; texts are at most 1024 bytes."""
 
     client: str
     model: str | None = None

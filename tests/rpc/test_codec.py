@@ -206,7 +206,7 @@ def test_a_version_that_is_no_integer_is_a_bad_request(version: Any) -> None:
     assert (caught.error.code, caught.error.field) == (ErrorCode.BAD_REQUEST, "v")
 
 
-@pytest.mark.parametrize("op", ["", "PING", "reserve", "commit", "abort", "extents", "x" * 300, "ping\0"])
+@pytest.mark.parametrize("op", ["", "PING", "reserve", "commit", "abort", "extents", "x" * 300, "x" * 2000, "ping\0"])
 def test_an_operation_that_is_not_offered_is_unknown(op: str) -> None:
     caught = refusal(packed(op, {}))
     assert (caught.request_id, caught.error.code, caught.error.field) == (7, ErrorCode.UNKNOWN_OP, "op")
@@ -228,7 +228,7 @@ def test_an_operation_that_is_not_offered_is_unknown(op: str) -> None:
         ("lookup", {"mode": "Prefix"}, "mode"),
         ("lookup", {"extents": True}, "extents"),
         ("lookup", {"lease_ms": -1}, "lease_ms"),
-        ("hello", {"client": "c" * 257}, "client"),
+        ("hello", {"client": "c" * 1025}, "client"),
         ("renew", {"lease_ms": 0}, "lease_ms"),
         ("store", {"keys": [b"a", b"a"]}, "keys"),
         ("store", {"sizes": [1]}, "sizes"),
