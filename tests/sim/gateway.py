@@ -192,9 +192,8 @@ class Gateway:
 
     def cancel_one(self) -> None:
         """Cancel one request in the middle, as a drain does."""
-        tasks = sorted(self.service._tasks, key=lambda task: task.get_name())
-        if tasks:
-            self._rng.choice(tasks).cancel()
+        if self.service._tasks:
+            self._rng.choice(list(self.service._tasks)).cancel()
 
     def after_this_turn(self, look: Callable[[], None]) -> None:
         """Call `look` when what was changed up to now has been submitted."""
@@ -205,10 +204,7 @@ class Gateway:
         self.gone = True
         self.store.close()
         await self.journal.aclose()
-        tasks = sorted(self.service._tasks, key=lambda task: task.get_name())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.service.drain(0)
         self.store.close()
         for future in list(self._open):
             if not future.done():

@@ -15,6 +15,7 @@ Breaches are collected, not raised: the code that calls in here has boundaries t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tests.sim.gateway import Gateway
     from tests.sim.replay import Digest, Entry
 
+NEVER = math.inf
 NEVER_VISIBLE = frozenset({"exists", "in_progress", "no_space", "too_large", "io_error", "cancelled", "refused"})
 
 
@@ -40,6 +42,10 @@ class Attempt:
     asked: int
     status: str | None = None
     answered: int | None = None
+    gone: float = NEVER
+    """From when on no read that is asked for may see it."""
+    gone_for_good: bool = False
+    """... and no recovery."""
 
     @property
     def may_be_visible(self) -> bool:
@@ -65,7 +71,7 @@ class LoadAsked:
 
     identities: list[Identity]
     lease: Lease | None
-    floors: list[int]
+    asked: int
     entries: list[Entry | None]
     """What was visible for certain."""
     online: bool
@@ -86,10 +92,6 @@ class Oracle:
         """Payloads compared."""
         self.digest_of = digest_of
         self._attempts: dict[Identity, list[Attempt]] = {}
-        self._floor: dict[Identity, int] = {}
-        """Versions up to this are gone for reads."""
-        self._durable_floor: dict[Identity, int] = {}
-        """Versions up to this are gone for good."""
         self._removals: dict[Identity, int] = {}
         """Removals of each identity that were asked for, ever."""
         self._versions = 0
@@ -141,37 +143,38 @@ class Oracle:
 
     def _overlapping(self, attempt: Attempt) -> bool:
         return any(
-            other is not attempt and (other.answered is None or other.answered > attempt.asked)
+            other is not attempt
+            and (other.answered is None or other.answered > attempt.asked or other.status == "unknown")
             for other in self._attempts[attempt.identity]
         )
 
     # --- removals -----------------------------------------------------------------------------------------------
 
-    def removal_asked(self, client: int, identities: Iterable[Identity]) -> list[tuple[Identity, int]]:
-        """A delete leaves. Returns for each identity the newest version that will be gone once it is answered."""
+    def removal_asked(self, client: int, identities: Iterable[Identity]) -> list[Attempt]:
+        """A delete leaves. Returns what will be gone once it is answered."""
         self._sequence += 1
-        gone: list[tuple[Identity, int]] = []
+        gone: list[Attempt] = []
         for identity in identities:
             self._removals[identity] = self._removals.get(identity, 0) + 1
             # What another connection is still writing may wait for room and come later.
-            ordered = [a.version for a in self._attempts.get(identity, ()) if a.client == client or a.answered is not None]
-            gone.append((identity, max(ordered, default=0)))
+            gone += [a for a in self._attempts.get(identity, ()) if a.client == client or a.answered is not None]
+        # A store that was cut short may have been waiting for its record: then it comes before the removal.
         return gone
 
-    def removal_answered(self, gone: Iterable[tuple[Identity, int]]) -> None:
-        """It has taken effect."""
+    def removal_answered(self, gone: Iterable[Attempt]) -> None:
+        """It has taken effect, for good."""
         self._sequence += 1
-        for identity, version in gone:
-            self._floor[identity] = max(self._floor.get(identity, 0), version)
-            self._durable_floor[identity] = max(self._durable_floor.get(identity, 0), version)
+        for attempt in gone:
+            attempt.gone = min(attempt.gone, self._sequence)
+            attempt.gone_for_good = True
 
-    def wiped(self, namespace: str, scope: bytes | None) -> list[tuple[Identity, int]]:
+    def wiped(self, namespace: str, scope: bytes | None) -> list[Attempt]:
         """A wipe takes effect at once, for leases as well. Returns what is to be told to `removal_answered` once durable."""
-        self._sequence += 1
         hit = [i for i in self._attempts if i.namespace == namespace and scope in {None, i.scope}]
         gone = self.removal_asked(-1, hit)
-        for identity, version in gone:
-            self._floor[identity] = max(self._floor.get(identity, 0), version)
+        self._sequence += 1
+        for attempt in gone:
+            attempt.gone = min(attempt.gone, self._sequence)
         for lease in self.leases.values():
             lease.wiped |= lease.namespace == namespace and scope in {None, lease.scope}
         return gone
@@ -179,12 +182,11 @@ class Oracle:
     def restarted_cold(self) -> None:
         """The gateway begins anew with an empty index."""
         self.leases.clear()
-        for identity, attempts in self._attempts.items():
-            newest = max(attempt.version for attempt in attempts)
-            self._floor[identity] = self._durable_floor[identity] = newest
-            for attempt in attempts:
-                if attempt.answered is None:
-                    attempt.status, attempt.answered = "unknown", self._sequence
+        everything = [attempt for attempts in self._attempts.values() for attempt in attempts]
+        for attempt in everything:
+            if attempt.answered is None:
+                attempt.status, attempt.answered = "unknown", self._sequence
+        self.removal_answered(everything)
 
     # --- lookups ------------------------------------------------------------------------------------------------
 
@@ -201,7 +203,7 @@ class Oracle:
                 continue
             if not _same(journal.durable.live.get(self.digest_of(identity)), entry):
                 self.blame(f"lookup shows {identity}, which is not durable (R2)")
-            if not any(len(a.payload) == size_bytes for a in self._possible(identity, 0)):
+            if not any(len(a.payload) == size_bytes for a in self._possible(identity, self._sequence)):
                 self.blame(f"lookup shows {identity} with {size_bytes} bytes, which nobody stored")
         if len(sizes) < len(identities) and online:
             identity = identities[len(sizes)]
@@ -229,6 +231,7 @@ class Oracle:
     def load_asked(self, identities: list[Identity], lease: bytes | None) -> LoadAsked:
         """A load leaves."""
         gateway = self.gateway
+        self._sequence += 1
         known = None if lease is None else self.leases.get(lease)
         durable, latest = gateway.journal.durable.live, gateway.journal.latest.live
         entries: list[Entry | None] = []
@@ -238,7 +241,7 @@ class Oracle:
         return LoadAsked(
             identities,
             known,
-            [self._floor.get(identity, 0) for identity in identities],
+            self._sequence,
             entries,
             gateway.online,
             known is not None and known.wiped,
@@ -277,8 +280,8 @@ class Oracle:
     def _check_bytes(self, asked: LoadAsked, at: int, payload: bytes) -> None:
         identity, lease = asked.identities[at], asked.lease
         self.checked += 1
-        floor = asked.floors[at] if lease is None else 0
-        if not any(attempt.payload == payload for attempt in self._possible(identity, floor)):
+        since = asked.asked if lease is None else 0
+        if not any(attempt.payload == payload for attempt in self._possible(identity, since)):
             gone = any(a.payload == payload for a in self._attempts.get(identity, ()))
             said = "bytes that were removed or never stored" if gone else "wrong bytes (R1)"
             self.blame(f"load of {identity} gave {said}: {whose(payload, self.identities)}")
@@ -288,9 +291,9 @@ class Oracle:
             elif lease.versions.setdefault(identity, payload) != payload:
                 self.blame(f"load of {identity} gave two versions under one lease")
 
-    def _possible(self, identity: Identity, floor: int) -> list[Attempt]:
-        attempts = self._attempts.get(identity, ())
-        return [a for a in attempts if a.may_be_visible and a.version > floor]
+    def _possible(self, identity: Identity, since: int) -> list[Attempt]:
+        """What a read may see that was asked for at `since`."""
+        return [a for a in self._attempts.get(identity, ()) if a.may_be_visible and a.gone >= since]
 
     # --- crashes ------------------------------------------------------------------------------------------------
 
@@ -298,14 +301,14 @@ class Oracle:
         """Judge what a recovery would serve after a power failure now: the bytes of each live object."""
         latest = self.gateway.journal.latest.live
         for identity, payload in found.items():
-            floor = self._durable_floor.get(identity, 0)
-            if not any(attempt.payload == payload for attempt in self._possible(identity, floor)):
+            possible = [a for a in self._attempts.get(identity, ()) if a.may_be_visible and not a.gone_for_good]
+            if not any(attempt.payload == payload for attempt in possible):
                 self.blame(f"after a crash {identity} would be: {whose(payload, self.identities)}")
         for identity, attempts in self._attempts.items():
             entry = latest.get(self.digest_of(identity))
             if entry is None or identity in found:
                 continue
-            acknowledged = [a for a in attempts if a.status == "stored" and a.version > self._floor.get(identity, 0)]
+            acknowledged = [a for a in attempts if a.status == "stored" and not a.gone_for_good]
             if any(self.gateway.checksum_of(a.payload) == entry.checksum for a in acknowledged):
                 self.blame(f"after a crash {identity} would be lost, which was acknowledged")
 

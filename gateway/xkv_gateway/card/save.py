@@ -69,6 +69,13 @@ class Save:
             self._admit_again(left)
         return [StoreStatus.IO_ERROR if status is None else status for status in self._results]
 
+    def give_up(self) -> None:
+        """Give the reservations back without writing, instead of `run`."""
+        plans = [entry for entry in self._outcome.entries if isinstance(entry, WritePlan)]
+        if plans:
+            self._store.engine.abort_store(plans, self._store.clock(), None)
+            self._store.space_may_be_free()
+
     async def _await_room(self) -> bool:
         if self._store.device.state is not DeviceState.ONLINE:
             return False

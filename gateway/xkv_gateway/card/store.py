@@ -42,6 +42,7 @@ class CardStore:
         self.transfer = Transfer(device, area)
         self.clock = clock
         self._journal = journal
+        self._durable_lsn = NO_LSN
         self._waiting: list[tuple[Lsn, Callable[[], None]]] = []
         self._room: list[asyncio.Future[None]] = []
         self._turn_scheduled = False
@@ -102,8 +103,8 @@ class CardStore:
     # --- durability and time ------------------------------------------------------------------------------
 
     def when_durable(self, lsn: Lsn, done: Callable[[], None]) -> None:
-        """Call `done` from the loop once `lsn` is durable; at once for NO_LSN."""
-        if lsn == NO_LSN:
+        """Call `done` from the loop once `lsn` is durable; at once if it is (NO_LSN always is)."""
+        if lsn <= self._durable_lsn:
             done()
             return
         self._waiting.append((lsn, done))
@@ -111,7 +112,7 @@ class CardStore:
 
     async def durable(self, lsn: Lsn) -> None:
         """Return once `lsn` is durable."""
-        if lsn == NO_LSN:
+        if lsn <= self._durable_lsn:
             return
         future: asyncio.Future[None] = self._loop.create_future()
         self.when_durable(lsn, lambda: None if future.done() else future.set_result(None))
@@ -144,6 +145,7 @@ class CardStore:
         self._arm_timer()
 
     def _durable_up_to(self, lsn: Lsn) -> None:
+        self._durable_lsn = lsn
         self.engine.persisted(lsn, self.clock())
         ready = [done for waits_for, done in self._waiting if waits_for <= lsn]
         self._waiting = [entry for entry in self._waiting if entry[0] > lsn]

@@ -6,6 +6,7 @@ What a request changes, it changes while `handle` runs, in the order of arrival;
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never, cast
@@ -96,7 +97,8 @@ class ControlService:
         self._inline_loads_bytes_max = inline_loads_bytes_max
         self._inline_loads_bytes = 0
         self._orders: dict[PeerId, ConnectionOrder[Call]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their start
+        self._draining = False
 
     # --- arrival --------------------------------------------------------------------------------------------
 
@@ -119,6 +121,9 @@ class ControlService:
             self._start(call)
 
     def _start(self, call: Call) -> None:
+        if self._draining:
+            self._refuse(call, _draining())
+            return
         try:
             self._dispatch(call)
         except RpcError as error:
@@ -195,7 +200,7 @@ class ControlService:
             rooms = _views(region, request.offsets, request.lengths)
             load = Load(self._store, keys, rooms)
             region.pin()
-            self._spawn(call, self._finish_load(call, load), region.unpin)
+            self._spawn(call, load, self._finish_load(call, load), region.unpin)
             return
         load = Load(self._store, keys, None)
         try:
@@ -203,7 +208,7 @@ class ControlService:
         except RpcError:
             load.give_up()
             raise
-        self._spawn(call, self._finish_load(call, load), partial(self._give_back, load.payload_bytes))
+        self._spawn(call, load, self._finish_load(call, load), partial(self._give_back, load.payload_bytes))
 
     async def _finish_load(self, call: Call, load: Load) -> None:
         results = await load.run()
@@ -241,7 +246,7 @@ class ControlService:
         if region is not None:
             region.pin()
             done = region.unpin
-        self._spawn(call, self._finish_save(call, save), done)
+        self._spawn(call, save, self._finish_save(call, save), done)
 
     async def _finish_save(self, call: Call, save: Save) -> None:
         results = await save.run()
@@ -257,40 +262,65 @@ class ControlService:
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
-    def _spawn(self, call: Call, work: Coroutine[None, None, None], done: Callable[[], None] | None) -> None:
-        task = asyncio.create_task(self._guarded(call, work, done))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _guarded(
-        self, call: Call, work: Coroutine[None, None, None], done: Callable[[], None] | None
+    def _spawn(
+        self,
+        call: Call,
+        job: Load | Save,
+        work: Coroutine[None, None, None],
+        done: Callable[[], None] | None,
     ) -> None:
-        """Run the work of one request; whatever happens, the request is answered once and its resources go back."""
+        task = asyncio.create_task(self._guarded(call, work))
+        self._tasks[task] = None
+        # A task that is cancelled before its first step runs none of its code: what must happen happens here.
+        task.add_done_callback(partial(self._ended, call, job, work, done))
+
+    async def _guarded(self, call: Call, work: Coroutine[None, None, None]) -> None:
+        """Run the work of one request."""
         try:
             await work
-        except asyncio.CancelledError:
-            if not call.answered:
-                call.fail(RpcError(ErrorCode.DRAINING, "the gateway is shutting down"))
-            raise
         except Exception:  # noqa: BLE001 - the boundary of a control request: one of them must not end the daemon
             error = _internal(call)
             if not call.answered:
                 call.fail(error)
-        finally:
-            if done is not None:
-                done()
-            if isinstance(call.request, m.Store):
-                self._finished(call)
+
+    def _ended(
+        self,
+        call: Call,
+        job: Load | Save,
+        work: Coroutine[None, None, None],
+        done: Callable[[], None] | None,
+        task: asyncio.Task[None],
+    ) -> None:
+        """Whatever happened, the request is answered once and its resources go back."""
+        del self._tasks[task]
+        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()
+            job.give_up()
+        if not call.answered:
+            call.fail(_draining())
+        if done is not None:
+            done()
+        if isinstance(call.request, m.Store):
+            self._finished(call)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for the requests in flight; cancel what is left after `timeout_s`. True: nothing had to be cancelled."""
-        if not self._tasks:
-            return True
-        _, left = await asyncio.wait(self._tasks, timeout=timeout_s)
+        """Wait for the requests in flight; cancel what is left after `timeout_s`. True: nothing had to be cancelled.
+
+        From then on whatever still waits for its turn is refused, so that no new work begins.
+        """
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while self._tasks and (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(self._tasks, timeout=left_s)
+        self._draining = True
+        left = list(self._tasks)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         return not left
+
+
+def _draining() -> RpcError:
+    return RpcError(ErrorCode.DRAINING, "the gateway is shutting down")
 
 
 def _internal(call: Call) -> RpcError:
