@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from xkv_nvmeof.command import CommandFormatError, ConnectCommand, ConnectData, SubmissionEntry
 from xkv_nvmeof.controller import Controller, round_keep_alive
 from xkv_nvmeof.controller_connection import ControllerConnection
+from xkv_nvmeof.controller_states import ControllerPhase
 from xkv_nvmeof.controller_types import (
     MIN_ADMIN_ENTRIES,
     CardConfig,
@@ -123,7 +124,8 @@ class Card:
         self._dirty.pop(connection, None)
         controller = connection.controller
         if controller is not None and controller.queues.get(connection.queue_id) is connection and unexpected:
-            controller.end("a connection of the association was lost")
+            over = controller.phase is ControllerPhase.SHUT_DOWN
+            controller.end("the host is done" if over else "a connection of the association was lost")
 
     def protocol_error(self, connection: ControllerConnection) -> None:
         """A connection ends with a TermReq: the association ends with it."""

@@ -35,7 +35,7 @@ from xkv_nvmeof.pdu import (
     encode_command,
     encode_h2c_data,
 )
-from xkv_nvmeof.spec import CNTLID_DYNAMIC, ControllerConfiguration, Register, Status
+from xkv_nvmeof.spec import CNTLID_DYNAMIC, AdminOpcode, ControllerConfiguration, Register, Status
 
 if TYPE_CHECKING:
     from xkv_nvmeof.controller_connection import ControllerConnection
@@ -169,6 +169,11 @@ class RawHost:
         (completion,) = answer.completions
         assert completion.cid == entry.cid
         return Status(completion.status)
+
+    def status_of_data(self, entry: SubmissionEntry) -> Status:
+        """Send an admin command that returns data of any size; returns its status."""
+        size = 4096 if entry.opcode == AdminOpcode.IDENTIFY else entry.sgl.length_bytes
+        return self.status(replace(entry, sgl=Sgl.transport(size)))
 
     def h2c(self, r2t: R2T, data: bytes, *, last: bool = True, offset: int | None = None) -> bytes:
         at = r2t.offset_bytes if offset is None else offset
