@@ -6,6 +6,7 @@ the payloads of a store from the slots of a window, and both say where the loade
 
 from __future__ import annotations
 
+import ipaddress
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -192,7 +193,8 @@ def _region_plan(plan: ReplayPlan, hello: HelloReply) -> WindowPlan:
 
 async def _attach(client: AsyncClient, plan: ReplayPlan, hello: HelloReply) -> Region | None:
     """Attach a region, or None where bytes go inline: asked for, or shared memory was only a preference."""
-    if plan.region is False:
+    # The path in `hello` is one of the gateway's host; here the same path may lead to another gateway.
+    if plan.region is False or (plan.region is None and not _is_this_host(plan.host)):
         return None
     try:
         return await client.attach_region(_region_plan(plan, hello).buffer_bytes, client=CLIENT_NAME)
@@ -200,6 +202,13 @@ async def _attach(client: AsyncClient, plan: ReplayPlan, hello: HelloReply) -> R
         if plan.region:
             raise ConfigError(f"--region: {error}") from None
         return None
+
+
+def _is_this_host(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _inline_windows(plan: ReplayPlan, hello: HelloReply) -> WindowPool:

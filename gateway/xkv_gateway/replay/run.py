@@ -6,7 +6,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xkv_gateway.errors import CardUnavailableError, ConfigError, GatewayError, GatewayUnreachableError
+from xkv_gateway.errors import (
+    CardUnavailableError,
+    ConfigError,
+    ExitCode,
+    GatewayError,
+    GatewayUnreachableError,
+)
 from xkv_gateway.replay.link import open_link
 from xkv_gateway.replay.player import Player, PlayOptions
 from xkv_gateway.replay.report import ReplayOutcome, TraceFacts
@@ -30,6 +36,12 @@ if TYPE_CHECKING:
 
 WATCH_INTERVAL_S: Final = 1.0
 START_ADVICE: Final = "Start one with `xkv-gateway serve`, or name its control port with --host and --port."
+
+
+class ReplayInterruptedError(GatewayError):
+    """Somebody stopped the replay before its end."""
+
+    exit_code = ExitCode.FORCED
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,9 @@ async def run_replay(
         await _play(plan, trace, progress, on_progress, clock)
     except* XkvRpcError as group:
         failure = _explain(_cause(group), plan, progress.stats)
+    except* asyncio.CancelledError:
+        # Somebody stopped it: what was measured so far is worth showing all the same.
+        failure = ReplayInterruptedError(f"stopped after {progress.stats.requests} requests")
     outcome = ReplayOutcome(
         trace=TraceFacts(
             name=trace.name,
