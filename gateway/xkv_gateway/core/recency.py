@@ -75,7 +75,7 @@ class UseLog:
             last.stamps[last.end : last.end + count] = stamps[done : done + count]
             last.end += count
             done += count
-        self.entries += len(slots)
+            self.entries += count
 
     def first_stamp(self) -> int | None:
         """A stamp that no entry is older than, or None: no entries."""
