@@ -1,0 +1,73 @@
+"""A real SPDK target in a process of its own, with one namespace in memory. XKV_SPDK_TGT names the binary."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spdk.rpc.client import JSONRPCClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+NQN = "nqn.2026-01.org.example:spdk"
+UUID = "11111111-2222-4333-8444-555555555555"
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago: SPDK cannot be asked for an ephemeral one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _configure(path: str, port: int, max_io_bytes: int) -> None:
+    client = JSONRPCClient(path, timeout=20)
+
+    def call(method: str, **parameters: Any) -> None:
+        client.call(method, parameters)
+
+    call(
+        "nvmf_create_transport",
+        trtype="TCP",
+        max_io_size=max_io_bytes,
+        in_capsule_data_size=4096,
+        max_queue_depth=128,
+    )
+    call("bdev_malloc_create", name="m0", num_blocks=8192, block_size=4096, uuid=UUID)
+    call("nvmf_create_subsystem", nqn=NQN, serial_number="S1", model_number="M1", allow_any_host=True)
+    call("nvmf_subsystem_add_ns", nqn=NQN, namespace={"bdev_name": "m0", "nsid": 1, "uuid": UUID})
+    listen = {"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": str(port)}
+    call("nvmf_subsystem_add_listener", nqn=NQN, listen_address=listen)
+    client.close()
+
+
+@asynccontextmanager
+async def spdk_target(max_io_bytes: int = 131_072) -> AsyncIterator[tuple[int, str]]:
+    """Run a target; yield its port and the NQN."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "rpc.sock")
+        process = await asyncio.create_subprocess_exec(
+            os.environ["XKV_SPDK_TGT"],
+            *("-m", "0x1", "--no-huge", "-s", "512", "-u", "-r", path, "--disable-cpumask-locks"),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(30):
+                while not Path(path).exists() and process.returncode is None:  # noqa: ASYNC110 - SPDK tells in no other way
+                    await asyncio.sleep(0.05)
+            port = free_port()
+            await asyncio.to_thread(_configure, path, port, max_io_bytes)
+            yield port, NQN
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            async with asyncio.timeout(20):
+                await process.wait()

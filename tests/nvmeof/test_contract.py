@@ -1,0 +1,84 @@
+"""The block device contract on our initiator: against the soft card, and against SPDK where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from xkv_nvmeof.initiator_discovery import discover
+from xkv_nvmeof.logpages import SUBTYPE_NVM
+
+from .contract import BlockDeviceContract
+from .hosts import connect, options
+from .spdk_target import spdk_target
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from xkv_nvmeof.initiator import TcpInitiator
+
+
+@pytest.fixture(scope="module")
+def card() -> Iterator[dict[str, Any]]:
+    """A soft card process for all tests of this module; what it says of itself."""
+    command = (
+        sys.executable,
+        "-m",
+        "xkv_nvmeof.softcard",
+        "--memory",
+        "--size",
+        "16MiB",
+        "--exit-with-stdin",
+    )
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())
+        process.terminate()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "digests": {"header_digest": "required", "data_digest": "required"},
+    "flow control": {"sq_flow_control": True, "queue_depth": 3},
+    "one queue": {"io_queues": 1, "max_transfer_bytes": 65_536},
+}
+
+
+class TestSoftCard(BlockDeviceContract):
+    @pytest.fixture(params=list(OPTIONS))
+    async def device(
+        self, request: pytest.FixtureRequest, card: dict[str, Any]
+    ) -> AsyncIterator[TcpInitiator]:
+        device = await connect(card["port"], card["nqn"], **OPTIONS[request.param])
+        yield device
+        await device.aclose()
+
+
+@pytest.mark.spdk
+@pytest.mark.skipif("XKV_SPDK_TGT" not in os.environ, reason="XKV_SPDK_TGT names no nvmf_tgt binary")
+class TestSpdk(BlockDeviceContract):
+    @pytest.fixture(params=[("off", False), ("required", False), ("off", True)], ids=str)
+    async def device(self, request: pytest.FixtureRequest) -> AsyncIterator[TcpInitiator]:
+        digests, flow_control = request.param
+        async with spdk_target() as (port, nqn):
+            device = await connect(
+                port, nqn, header_digest=digests, data_digest=digests, sq_flow_control=flow_control
+            )
+            yield device
+            await device.aclose()
+
+
+async def test_discovery_names_the_soft_card(card: dict[str, Any]) -> None:
+    entries = await discover("127.0.0.1", card["port"], options(), clock=time.monotonic_ns)
+    found = [entry for entry in entries if entry.subsystem_type == SUBTYPE_NVM]
+    assert [(entry.subnqn, entry.address, entry.service) for entry in found] == [
+        (card["nqn"], "127.0.0.1", str(card["port"]))
+    ]
