@@ -14,13 +14,19 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness import BenchError, machine_facts
+from xkv_nvmeof.blockdev import DeviceError
+from xkv_rpc.errors import XkvRpcError
 
 PARTS: Final = {
     "lookups": "bench.lookups",
     "device": "bench.device",
     "whole_way": "bench.whole_way",
     "engine_scale": "bench.engine_scale",
+    "card_format": "bench.card_format",
 }
+
+FAILURES: Final = (BenchError, DeviceError, XkvRpcError, OSError)
+"""What ends one part and not the run."""
 
 BUSY_LOAD: Final = 0.5
 """Load average above which a warning stands beside the figures."""
@@ -43,7 +49,7 @@ def main(argv: list[str]) -> int:
         begin = time.monotonic()
         try:
             part = importlib.import_module(PARTS[name]).main(())
-        except BenchError as error:
+        except FAILURES as error:
             console.print(f"{name}: {error}", style="red", markup=False)
             part, failed = {"failed": str(error)}, True
         part["seconds"] = round(time.monotonic() - begin, 1)
@@ -67,6 +73,8 @@ def _print(results: dict[str, Any], console: Console) -> None:
         for bar in part.get("bars", ()):
             sign = "<=" if bar["at_most"] else ">="
             met = "[green]yes[/]" if bar["met"] else "[red]no[/]"
+            if machine["load_average_before"] > BUSY_LOAD:
+                met += " (busy)"
             table.add_row(name, bar["name"], f"{bar['value']:.2f}", f"{sign} {bar['bar']:g}", met)
     console.print(table)
     if machine["load_average_before"] > BUSY_LOAD:
