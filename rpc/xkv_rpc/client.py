@@ -14,29 +14,25 @@ from xkv_rpc.client_calls import BlockingCalls
 from xkv_rpc.client_codec import LoadResult, ReplyHeader, decode_reply, encode_request, parse_reply
 from xkv_rpc.errors import (
     BadReplyError,
-    CallTimeoutError,
     ClientClosedError,
+    ConnectionLostError,
     GatewayUnavailableError,
-    GatewayUnreachableError,
     TooManyCallsError,
 )
 from xkv_rpc.messages import Ping, Reply, Request
+from xkv_rpc.pool import Pool
 from xkv_rpc.region_client import Region, path_of_regions
 from xkv_rpc.session import Breaker, BreakerState, ClientOptions
-from xkv_rpc.transport import Dealer, InterruptedByCloseError, make_context, terminate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from xkv_rpc.calls import Buffer
-    from xkv_rpc.transport import Tracker
 
 __all__ = ["AsyncClient", "Client", "ClientOptions", "LoadResult", "Region"]
 
 _NS_PER_MS: Final = 1_000_000
-BUFFER_RELEASE_S: Final = 1.0
-"""After a failed call its connection is closed; its payloads are the caller's again within microseconds of that."""
 
 
 class Client(BlockingCalls):
@@ -64,13 +60,12 @@ class Client(BlockingCalls):
         self._options = options or ClientOptions()
         self._clock = clock
         self._closed = False
-        self._abandoned: list[_Connections] = []
         self._start()
 
     def _start(self) -> None:
         options = self._options
         self._pid = os.getpid()
-        self._connections = _Connections(self._endpoint, options.connections_max, self._clock)
+        self._pool = Pool(self._endpoint, options.connections_max, self._clock)
         self._breaker = Breaker(
             backoff_min_ns=options.backoff_min_ms * _NS_PER_MS,
             backoff_max_ns=options.backoff_max_ms * _NS_PER_MS,
@@ -84,8 +79,8 @@ class Client(BlockingCalls):
     ) -> tuple[Reply, list[memoryview]]:
         """Send a request and wait for its reply and payloads. See `BlockingCalls` for what it raises."""
         if os.getpid() != self._pid:
-            # The parent's sockets and locks are of no use here, and closing them would disturb it.
-            self._abandoned.append(self._connections)
+            # The parent's connections and locks are of no use here.
+            self._pool.forget()
             self._start()
         if self._closed:
             raise ClientClosedError("the client is closed")
@@ -133,59 +128,27 @@ class Client(BlockingCalls):
     ) -> tuple[ReplyHeader, list[memoryview]]:
         request_id = next(self._ids)
         raw = encode_request(request_id, request)
-        dealer = self._connections.acquire(deadline_ns)
-        tracker: Tracker | None = None
+        wire = self._pool.acquire(deadline_ns, self._options.connect_timeout_ms * _NS_PER_MS)
         answered = False
         try:
-            tracker = self._send(dealer, raw, payloads, deadline_ns)
-            answer = self._receive(dealer, request_id, deadline_ns)
-            answered = True
-        except InterruptedByCloseError:
-            raise ClientClosedError("the client was closed during the call") from None
+            wire.send(raw, payloads, deadline_ns)
+            while True:
+                raw_reply, frames = wire.receive(deadline_ns)
+                header = decode_reply(raw_reply)
+                # A reply without id says that a request was unreadable; only ours is on this connection.
+                if header.request_id is None or header.request_id == request_id:
+                    answered = True
+                    return header, frames
+        except ConnectionLostError:
+            if self._closed:
+                raise ClientClosedError("the client was closed during the call") from None
+            raise
         finally:
             if answered:
-                self._connections.release(dealer)
+                self._pool.release(wire)
             else:
-                # A late reply dies with the connection, and so does what has not been sent of the request: the caller
-                # may change its payloads after this, so the transport has to let go of them first.
-                self._connections.discard(dealer)
-                if tracker is not None:
-                    tracker.wait(BUFFER_RELEASE_S)
-        return answer
-
-    def _send(
-        self, dealer: Dealer, raw: bytes, payloads: Sequence[Buffer], deadline_ns: int
-    ) -> Tracker | None:
-        sent, tracker = dealer.send(raw, payloads)
-        if sent:
-            return tracker
-        connect_deadline_ns = self._clock() + self._options.connect_timeout_ms * _NS_PER_MS
-        until_ns = min(deadline_ns, connect_deadline_ns)
-        while not sent:
-            if not self._wait(dealer, until_ns, to_send=True):
-                raise GatewayUnreachableError(f"{self._endpoint}: no connection")
-            sent, tracker = dealer.send(raw, payloads)
-        return tracker
-
-    def _wait(self, dealer: Dealer, until_ns: int, *, to_send: bool) -> bool:
-        while True:
-            remaining_ns = until_ns - self._clock()
-            if remaining_ns <= 0:
-                return False
-            if dealer.wait(to_send=to_send, timeout_ms=-(-remaining_ns // _NS_PER_MS)):
-                return True
-
-    def _receive(
-        self, dealer: Dealer, request_id: int, deadline_ns: int
-    ) -> tuple[ReplyHeader, list[memoryview]]:
-        while True:
-            if not self._wait(dealer, deadline_ns, to_send=False):
-                raise CallTimeoutError(f"{self._endpoint}: no answer in time")
-            raw, frames = dealer.receive()
-            header = decode_reply(raw)
-            # A reply without id says that a request was unreadable; only ours is on this connection.
-            if header.request_id is None or header.request_id == request_id:
-                return header, frames
+                # A late reply dies with the connection, and so does what has not been sent of the request.
+                self._pool.discard(wire)
 
     def attach_region(self, size_bytes: int, *, client: str = "xkv-client") -> Region:
         """Make a region of this size and attach it to the gateway.
@@ -199,9 +162,11 @@ class Client(BlockingCalls):
 
     def close(self) -> None:
         """Close all connections. Calls of other threads end with `ClientClosedError`."""
-        if not self._closed and os.getpid() == self._pid:
-            self._connections.close()
         self._closed = True
+        if os.getpid() == self._pid:
+            self._pool.close()
+        else:
+            self._pool.forget()
 
     def __enter__(self) -> Self:
         return self
@@ -213,57 +178,3 @@ class Client(BlockingCalls):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _Connections:
-    """The connections of one process: a bounded pool, the one used last first."""
-
-    def __init__(self, endpoint: str, connections_max: int, clock: Callable[[], int]) -> None:
-        self._endpoint = endpoint
-        self._connections_max = connections_max
-        self._clock = clock
-        self._context = make_context()
-        self._idle: list[Dealer] = []
-        self._count = 0
-        self._closed = False
-        self._changed = threading.Condition()
-
-    def acquire(self, deadline_ns: int) -> Dealer:
-        with self._changed:
-            while not self._idle and self._count >= self._connections_max and not self._closed:
-                remaining_ns = deadline_ns - self._clock()
-                if remaining_ns <= 0:
-                    raise TooManyCallsError("every connection of the client was in use")
-                self._changed.wait(remaining_ns / 1e9)
-            if self._closed:
-                raise ClientClosedError("the client is closed")
-            if self._idle:
-                return self._idle.pop()
-            dealer = Dealer(self._context, self._endpoint)
-            self._count += 1
-            return dealer
-
-    def release(self, dealer: Dealer) -> None:
-        with self._changed:
-            if not self._closed:
-                self._idle.append(dealer)
-                self._changed.notify()
-                return
-        self.discard(dealer)
-
-    def discard(self, dealer: Dealer) -> None:
-        dealer.close()
-        with self._changed:
-            self._count -= 1
-            self._changed.notify()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            for dealer in self._idle:
-                dealer.close()
-            self._count -= len(self._idle)
-            self._idle.clear()
-            self._changed.notify_all()
-        # Each call that is under way is interrupted by this, and closes its own connection.
-        terminate(self._context)

@@ -123,6 +123,10 @@ class CallTimeoutError(GatewayUnavailableError):
     """The deadline passed without a reply. Whether the request was carried out is unknown."""
 
 
+class ConnectionLostError(GatewayUnavailableError):
+    """The connection ended before the reply. Whether the request was carried out is unknown."""
+
+
 class ConnectionResetByClientError(GatewayUnavailableError):
     """The connection was given up because of another call on it. Whether the request was carried out is unknown."""
 

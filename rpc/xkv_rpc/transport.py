@@ -8,7 +8,6 @@ says no, and again after every send, which may have swallowed the edge.
 from __future__ import annotations
 
 import errno
-import select
 import socket
 from dataclasses import dataclass
 from enum import Enum
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import zmq
 
-from xkv_rpc.errors import AddressInUseError, BadEndpointError, EndpointError, XkvRpcError
+from xkv_rpc.errors import AddressInUseError, BadEndpointError, EndpointError
 from xkv_rpc.messages import PeerId
 from xkv_rpc.unixpath import check_socket_path, claim_socket_path, inode_of, unlink_if_same
 
@@ -51,10 +50,6 @@ _DONTWAIT: Final = int(zmq.DONTWAIT)
 _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 _EVENTS: Final = int(zmq.EVENTS)
 _RCVMORE: Final = int(zmq.RCVMORE)
-
-
-class InterruptedByCloseError(XkvRpcError):
-    """The context of a socket was interrupted by another thread."""
 
 
 class SendOutcome(Enum):
@@ -105,10 +100,7 @@ def make_context() -> ZmqContext:
 
 
 def terminate(context: ZmqContext) -> None:
-    """End the context: every wait on its sockets, in any thread, ends with `InterruptedByCloseError`.
-
-    Blocks until all its sockets are closed (and, of those that linger, for at most that long).
-    """
+    """End the context. Its sockets must be closed; the client's do not linger, so this does not block."""
     context.term()
 
 
@@ -243,7 +235,7 @@ def _endpoint_error(endpoint: str, error: zmq.ZMQError) -> EndpointError:
 
 
 class Dealer:
-    """A client's DEALER socket, connected to one endpoint. Not for several threads at once; close it to forget it.
+    """The asyncio client's DEALER socket, connected to one endpoint. Not for several threads at once; close it to forget it.
 
     It sends only over a connection that exists (ZMQ_IMMEDIATE), so nothing is queued for a gateway that is not there and
     carried out after its caller has given up.
@@ -265,8 +257,6 @@ class Dealer:
         except zmq.ZMQError as error:
             raw.close(0)
             raise _endpoint_error(endpoint, error) from None
-        self._poller = select.poll()
-        self._poller.register(self.fileno(), select.POLLIN)
 
     def fileno(self) -> int:
         """Give the descriptor to watch for reading (edge-triggered)."""
@@ -288,38 +278,15 @@ class Dealer:
             return True, _send_payloads(raw, payloads)
         except zmq.Again:
             return False, None
-        except zmq.ContextTerminated:
-            raise InterruptedByCloseError from None
 
     def receive(self) -> tuple[bytes, list[memoryview]]:
-        """Take the message that waits (`events` or `wait` said so)."""
+        """Take the message that waits (`events` said so)."""
         raw = self._raw
         payloads: list[memoryview] = []
-        try:
-            header = raw.recv(_DONTWAIT)
-            while raw.get(_RCVMORE):
-                payloads.append(raw.recv(_DONTWAIT, copy=False).buffer)
-        except zmq.ContextTerminated:
-            raise InterruptedByCloseError from None
+        header = raw.recv(_DONTWAIT)
+        while raw.get(_RCVMORE):
+            payloads.append(raw.recv(_DONTWAIT, copy=False).buffer)
         return header, payloads
-
-    def wait(self, *, to_send: bool, timeout_ms: int) -> bool:
-        """Block until a message can be sent, or received; False after `timeout_ms`, or for no reason before.
-
-        The kernel's poll on the socket's descriptor keeps its deadline across signals; zmq_poll of pyzmq counts whole
-        seconds there.
-
-        Raises:
-            InterruptedByCloseError: The context was ended.
-        """
-        wanted = _POLLOUT if to_send else _POLLIN
-        try:
-            if int(self._raw.get(_EVENTS)) & wanted:
-                return True
-            self._poller.poll(timeout_ms)
-            return bool(int(self._raw.get(_EVENTS)) & wanted)
-        except zmq.ContextTerminated:
-            raise InterruptedByCloseError from None
 
     def close(self) -> None:
         """Close; what has not left is dropped."""

@@ -226,7 +226,7 @@ def test_threads_share_a_client_and_never_see_each_others_replies() -> None:
         for thread in threads:
             thread.join(HANG_S)
         assert wrong == []
-        assert client._connections._count <= 3
+        assert len(client._pool) <= 3
 
 
 def test_a_call_waits_for_a_free_connection_no_longer_than_its_deadline() -> None:
