@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.card.samples import CARD, RUN, JournalImage
 from tests.card.test_journal import scan
+from xkv_gateway.card.journal_format import BATCH
 from xkv_gateway.card.journal_scan import Gap, ScannedBatch
-from xkv_gateway.card.structure import Stamp
+from xkv_gateway.card.structure import Stamp, crc_of
 
 if TYPE_CHECKING:
     from xkv_gateway.card.journal_format import Placed
@@ -109,3 +111,64 @@ def test_every_combination_of_lost_sectors_of_the_last_batch_is_a_tail_and_no_da
         assert all(isinstance(event, ScannedBatch) for event in seen)
         complete = data == image.data
         assert end.point == (image.point if complete else image.placed[-2].after)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("number", 1),
+        ("number", -1),
+        ("first_lsn", 1),
+        ("first_lsn", -1),
+        ("previous_chain", 1),
+        ("epoch", 1),
+        ("run_id", 1),
+    ],
+)
+def test_a_whole_batch_with_one_wrong_link_never_passes_for_the_next_one(field: str, change: int) -> None:
+    """A faulty program wrote it: it is later than what was read and does not continue it, which is damage."""
+    image = JournalImage(RING_BYTES)
+    image.append()
+    placed = image.append(2)
+    header = bytearray(placed.buffers[0])
+    for name in (field, "last_lsn") if field == "first_lsn" else (field,):
+        place = next(one for one in BATCH.fields if one.name == name)
+        end = place.offset + place.size
+        value = int.from_bytes(header[place.offset : end], "little") + change
+        header[place.offset : end] = value.to_bytes(place.size, "little")
+    header[12:16] = crc_of(header).to_bytes(4, "little")
+    image.data[placed.offset_bytes : placed.offset_bytes + len(header)] = header
+    seen, end_of_journal = scan(image.data)
+    kinds = [type(event) for event in seen]
+    if field == "run_id":
+        assert kinds == [ScannedBatch] * 2
+        assert end_of_journal.point == image.placed[1].after
+    else:
+        assert kinds == [ScannedBatch, ScannedBatch, Gap, ScannedBatch]
+
+
+def test_a_batch_that_wrapped_although_it_fitted_is_not_taken_for_the_next_one() -> None:
+    image = JournalImage(RING_BYTES)
+    for _ in range(3):
+        image.needed_from = image.point.position
+        image.append()
+    start = image.point
+    image.point = replace(start, position=image.ring.lap_start(start.position))
+    image.needed_from = image.point.position
+    image.append()
+    seen, _ = scan(image.data, start)
+    assert [type(event) for event in seen] == [Gap, ScannedBatch]
+
+
+def test_a_batch_with_other_records_of_the_same_numbers_breaks_the_chain_behind_it() -> None:
+    image, other = JournalImage(RING_BYTES), JournalImage(RING_BYTES)
+    for written, objects in ((image, 1), (other, 2)):
+        written.append()
+        written.append(objects=objects)
+        written.append()
+    swapped = other.placed[2]
+    image.data[swapped.offset_bytes : swapped.offset_bytes + swapped.total_bytes] = b"".join(swapped.buffers)
+    seen, _ = scan(image.data)
+    assert [type(event) for event in seen] == [ScannedBatch, ScannedBatch, ScannedBatch, Gap, ScannedBatch]
+    (gap,) = [event for event in seen if isinstance(event, Gap)]
+    assert (gap.first_lsn, gap.last_lsn) == (2, 2)

@@ -21,7 +21,8 @@ from xkv_gateway.card.format_errors import (
     StaleWrite,
 )
 from xkv_gateway.card.layout import chunk_bytes_of, chunk_count_of, ledger_rows_max, rows_per_chunk
-from xkv_gateway.card.table_file import FileIdentity, FileKind, TableWriter
+from xkv_gateway.card.structure import crc_of
+from xkv_gateway.card.table_file import CLOSING, FileIdentity, FileKind, TableWriter
 from xkv_gateway.card.table_read import Chunk, FileFacts, TableReader, by_age, decode_ends
 from xkv_gateway.card.tables import (
     EXTENTS,
@@ -229,6 +230,18 @@ def test_an_older_whole_chunk_of_the_same_file_number_is_found_out_at_the_end() 
     reader, chunks = read(second)
     assert len(chunks) == 4
     with pytest.raises(BadChecksum):
+        reader.finish()
+
+
+def test_row_counts_that_a_faulty_program_closed_are_found_out() -> None:
+    region = written([(OBJECTS, columns(OBJECTS, 10))])
+    field = next(field for field in CLOSING.fields if field.name == "rows_1")
+    closing = bytearray(region[-4096:])
+    closing[field.offset] += 1
+    closing[12:16] = crc_of(closing).to_bytes(4, "little")
+    region[-4096:] = closing
+    reader, _ = read(region)
+    with pytest.raises(Incomplete, match="row counts"):
         reader.finish()
 
 

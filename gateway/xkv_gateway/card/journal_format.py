@@ -16,7 +16,7 @@ Vocabulary
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -61,6 +61,9 @@ class BatchKind(IntEnum):
 
     RUN_START = 1
     RECORDS = 2
+
+
+_KINDS: Final = frozenset(kind.value for kind in BatchKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +249,7 @@ def decode_header(block: Bytes, card_uuid: bytes, ring: Ring) -> BatchHeader:
     stamp, values = BATCH.unpack(block)
     if stamp.card_uuid != card_uuid:
         raise ForeignCard(BATCH.name, "card_uuid", "a batch of another card")
-    BATCH.require(
-        values["kind"] in {kind.value for kind in BatchKind}, "kind", f"unknown kind {values['kind']}"
-    )
+    BATCH.require(values["kind"] in _KINDS, "kind", "unknown kind")
     kind = BatchKind(values["kind"])
     BATCH.require(values["position"] % BLOCK_BYTES == 0, "position", "not aligned")
     BATCH.require(HEADER_BYTES + values["body_bytes"] <= ring.batch_bytes_max, "body_bytes", "too long")
@@ -286,8 +287,3 @@ def check_body(header: BatchHeader, batch: memoryview) -> memoryview:
     if crc32c(batch[HEADER_BYTES : header.total_bytes]) != header.body_crc:
         raise BadChecksum(BATCH.name, "body_crc", "the body is damaged")
     return batch[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
-
-
-def moved_to(point: ChainPoint, position: int) -> ChainPoint:
-    """Return the point with another position (a batch that begins with a new lap)."""
-    return replace(point, position=position)

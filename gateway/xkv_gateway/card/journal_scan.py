@@ -114,7 +114,7 @@ class Scanner:
         self._point = start
         self._last: BatchHeader | None = None
         self._limit = start.position + ring_bytes
-        """No batch that recovery needs ends beyond this: it would have overwritten the first."""
+        """No batch that recovery needs begins here or behind: it would have overwritten the first."""
         self._window = memoryview(b"")
         self._window_offset = 0
         self._asked: Need | None = None
@@ -220,13 +220,11 @@ class Scanner:
         if position != self._ring.place(point.position, header.total_bytes):
             raise ChainBroken(BATCH.name, "position", "wrapped although it fitted")
 
-    def _check_later(self, header: BatchHeader, position: int) -> None:
+    def _check_later(self, header: BatchHeader, position: int) -> None:  # noqa: ARG002 - as `_check_continues`
         """A whole batch of this lap, of the last run or a later one: neither is ever written over an unread one."""
         stamp, point = header.stamp, self._point
         if (stamp.epoch, stamp.run_id) != (point.epoch, point.run_id) and stamp.epoch <= point.epoch:
             raise StaleWrite(BATCH.name, "epoch", "a batch of an earlier run")
-        if position + header.total_bytes > self._limit:
-            raise ChainBroken(BATCH.name, "position", "beyond what the ring holds")
 
     def _gap(self, header: BatchHeader, reason: FormatError) -> Gap:
         point, last = self._point, self._last

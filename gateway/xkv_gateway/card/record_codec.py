@@ -77,7 +77,11 @@ PER_OBJECT: Final = {
 PER_EXTENT: Final = (("extent_starts_au", "<u4"), ("extent_counts_au", "<u4"))
 """PUT: arrays of `extents` elements, behind those of the objects; then `extent_counts`, one byte an object."""
 
-_PUT_OBJECT_BYTES: Final = 3 * 8 + 5 * 4 + 1
+_CAUSES: Final = frozenset(cause.value for cause in DeleteCause)
+_WIDTHS: Final = {"<u8": 8, "<u4": 4, "u1": 1}
+_WIDE_ARRAYS: Final = 3
+_NARROW_ARRAYS: Final = 5
+_PUT_OBJECT_BYTES: Final = _WIDE_ARRAYS * 8 + _NARROW_ARRAYS * 4 + 1
 _EXTENT_BYTES: Final = 8
 
 
@@ -202,9 +206,7 @@ def _decode_one(reader: _FrameReader, kind: int, flags: int, counts: tuple[int, 
             _require(flags == 0, "flags", "not possible")
             return _decode_put(reader, counts, lsn)
         case RecordKind.DELETE:
-            _require(
-                extents == 0 and flags in {cause.value for cause in DeleteCause}, "flags", "unknown cause"
-            )
+            _require(extents == 0 and flags in _CAUSES, "flags", "unknown cause")
             return DeleteBatch(
                 lsn, DeleteCause(flags), reader.array(count, "<u4"), reader.array(count, "<u4")
             )
@@ -228,13 +230,26 @@ def _decode_one(reader: _FrameReader, kind: int, flags: int, counts: tuple[int, 
 
 def _decode_put(reader: _FrameReader, counts: tuple[int, int], lsn: Lsn) -> PutBatch:
     count, extents = counts
-    values: dict[str, Any] = {name: reader.array(count, code) for name, code in PER_OBJECT[RecordKind.PUT]}
-    values |= {name: reader.array(extents, code) for name, code in PER_EXTENT}
-    values["extent_counts"] = reader.array(count, "u1")
-    _require(
-        int(values["extent_counts"].sum(dtype=np.int64)) == extents, "extents", "not the sum of extent_counts"
+    # One view for all arrays of a width: a small record costs by its arrays, not by its objects.
+    wide = reader.rows(_WIDE_ARRAYS, count, "<u8")
+    narrow = reader.rows(_NARROW_ARRAYS, count, "<u4")
+    placed = reader.rows(len(PER_EXTENT), extents, "<u4")
+    extent_counts = reader.array(count, "u1")
+    _require(int(extent_counts.sum(dtype=np.int64)) == extents, "extents", "not the sum of extent_counts")
+    return PutBatch(
+        lsn=lsn,
+        digests_low=wide[0],
+        digests_high=wide[1],
+        checksums=wide[2],
+        slots=narrow[0],
+        generations=narrow[1],
+        namespace_ids=narrow[2],
+        scope_ids=narrow[3],
+        sizes_bytes=narrow[4],
+        extent_starts_au=placed[0],
+        extent_counts_au=placed[1],
+        extent_counts=extent_counts,
     )
-    return PutBatch(lsn=lsn, **values)
 
 
 class _FrameReader:
@@ -252,7 +267,10 @@ class _FrameReader:
         return piece
 
     def array(self, count: int, code: str) -> Any:
-        return np.frombuffer(self._take(count * np.dtype(code).itemsize), code)
+        return np.frombuffer(self._take(count * _WIDTHS[code]), code)
+
+    def rows(self, arrays: int, count: int, code: str) -> Any:
+        return self.array(arrays * count, code).reshape(arrays, count)
 
     def integer(self) -> int:
         return int.from_bytes(self._take(4), "little")
