@@ -16,6 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.e2e.gateway import COMMAND, HANG_S, environment, run, serving
+from tests.replay.memory_gateway import MemoryGateway
+from tests.replay.memory_gateway import serving as serving_memory
 from xkv_gateway.errors import ExitCode
 from xkv_gateway.replay.command import _Where, _where, replay
 from xkv_gateway.replay.generate import PACKAGED
@@ -117,6 +119,14 @@ async def test_a_gateway_that_goes_away_in_the_middle_is_said_with_what_was_done
     outcome = json.loads(done.out)
     assert (outcome["complete"], outcome["blocks_verified"]) == (False, 1)
     assert outcome["requests"] in {1, 2}
+
+
+async def test_bytes_that_are_not_those_stored_have_an_exit_code_of_their_own(home: Path) -> None:
+    gateway = MemoryGateway(spoil=lambda _, data: data[:-1] + bytes([data[-1] ^ 0x80]))
+    async with serving_memory(gateway):
+        done = await run(home, "replay", "--limit", "2", "--block-bytes", "1KB", "--port", str(gateway.port))
+    assert done.code == ExitCode.MISMATCH
+    assert "differs from byte 999 on" in done.out
 
 
 async def test_a_replay_that_is_interrupted_still_says_what_it_did(home: Path) -> None:
