@@ -20,6 +20,11 @@ def monotonic_ns() -> int:
     return time.monotonic_ns()
 
 
+def wall_ns() -> int:
+    """Return nanoseconds since 1970, to be shown to people; nothing is decided by it."""
+    return time.time_ns()
+
+
 def entropy(count_bytes: int) -> bytes:
     """Return `count_bytes` bytes from the kernel's random generator."""
     return os.urandom(count_bytes)

@@ -46,6 +46,7 @@ class Load:
         self._store = store
         self._rooms = rooms
         self._plans = store.begin_load(request)
+        store.load_begins()
 
     @property
     def payload_bytes(self) -> int:
@@ -70,7 +71,7 @@ class Load:
         held = [plan for plan in self._plans if plan is not None]
         if held:
             self._store.engine.end_load(held, corrupt, self._store.clock())
-            self._store.space_may_be_free()
+        self._store.load_ended()
 
     async def _read(self, corrupt: list[ReadPlan]) -> list[Loaded]:
         results = [Loaded(LoadStatus.MISS) for _ in self._plans]

@@ -1,73 +1,233 @@
-"""Opening a card that keeps no index yet: where its data lies, and whose it is.
+"""Opening a card: whose it is, whether it may be opened, and what it holds (FORMAT.md, "Open" up to O3, "Takeover").
 
-    offset              length    what
-    0                   1 MiB     reserved; all zero on a card that is ours to use
-    1 MiB               n x AU    data area
-    size - 1 MiB        1 MiB     reserved; all zero on a card that is ours to use
-
-File systems, partition tables, volume managers and other users of a disk leave their marks in its first or last
-megabyte. Whatever bears one is refused, and never written to.
+Nothing is written here, but by a format of a blank card that was asked for, and by a takeover.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from xkv_gateway.card.runs import DataArea
+from xkv_gateway.card import ownership
+from xkv_gateway.card.format_errors import FormatError
+from xkv_gateway.card.layout import plan
+from xkv_gateway.card.recovery import Recoverer
+from xkv_gateway.card.session import CardSession
+from xkv_gateway.card.structure import RUN_ID_BYTES
+from xkv_gateway.card.superblock import Chosen, Stranger, match
 from xkv_gateway.errors import CardUnavailableError
+from xkv_nvmeof.blockdev import DeviceError
 
 if TYPE_CHECKING:
-    from xkv_nvmeof.blockdev import BlockDevice, Geometry
+    from collections.abc import Callable
 
-RESERVED_BYTES: Final = 1 << 20
-UNITS_MIN: Final = 16
+    from xkv_gateway.card.blocks import CardBlocks
+    from xkv_gateway.card.layout import Layout
+    from xkv_gateway.card.ownership import Owner
+    from xkv_gateway.card.superblock import Superblock
+    from xkv_gateway.core.types import EngineLimits
+    from xkv_nvmeof.blockdev import BlockDevice
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class CardLayout:
-    """What the card is divided into."""
+class FormatWish:
+    """How a blank card is to be formatted."""
 
-    area: DataArea
-    capacity_au: int
+    au_bytes: int
+    max_objects: int | None
+    """None: one for each unit, up to a bound."""
+    label: str = ""
 
 
-def layout_of(geometry: Geometry, au_bytes: int) -> CardLayout:
-    """Divide a namespace.
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """Who opens the card, and how."""
+
+    owner: Owner
+    limits_of: Callable[[Layout], EngineLimits]
+    """The engine's limits on a card of this layout."""
+    clock: Callable[[], int]
+    """Monotonic ns."""
+    wall_clock: Callable[[], int]
+    """Ns since 1970, for people."""
+    entropy: Callable[[int], bytes]
+    flush: bool = True
+    """Whether what is acknowledged must survive a loss of power (durability "power")."""
+    exclusive: bool = False
+    """Nobody else can have the card: it is our own soft card, and the process of the run before has ended."""
+    takeover: bool = False
+    """Take the card from an owner that lives."""
+    format_blank: FormatWish | None = None
+    """Format the card if it is blank; otherwise a blank card is refused."""
+
+
+async def open_card(device: BlockDevice, blocks: CardBlocks, options: OpenOptions) -> CardSession:
+    """Open the card for one run: afterwards lookups and loads can be served.
 
     Raises:
-        CardUnavailableError: it is too small, or its blocks do not fit the allocation unit.
+        CardUnavailableError: it may not, or cannot, be opened; the message says whose it is or what is wrong with it.
     """
-    if au_bytes % geometry.block_bytes:
-        raise CardUnavailableError(
-            f"the card's blocks have {geometry.block_bytes} bytes, and the allocation unit of {au_bytes} bytes is no"
-            " multiple of that",
-            advice="Set card.au to a multiple of the block size.",
-        )
-    capacity_au = (geometry.size_bytes - 2 * RESERVED_BYTES) // au_bytes
-    if capacity_au < UNITS_MIN:
-        raise CardUnavailableError(
-            f"the card has {geometry.size_bytes} bytes: too small for {UNITS_MIN} allocation units of {au_bytes} bytes",
-            advice="Use a larger card, or a smaller card.au.",
-        )
-    return CardLayout(DataArea(RESERVED_BYTES, au_bytes, geometry.block_bytes), capacity_au)
+    try:
+        return await _open(device, blocks, options)
+    except FormatError as error:
+        raise refusal_of(error) from error
+    except DeviceError as error:
+        raise CardUnavailableError(f"the card cannot be read: {error}") from error
 
 
-async def require_unclaimed(device: BlockDevice) -> None:
-    """Check that the card bears nobody's mark. Reads only.
+async def _open(device: BlockDevice, blocks: CardBlocks, options: OpenOptions) -> CardSession:
+    chosen = await _superblock(device, blocks, options)
+    before = chosen.superblock
+    _note_match(device, before)
+    began_ns = options.clock()
+    clean = before.clean and not chosen.contested
+    if clean or options.exclusive:
+        return await _recover(device, blocks, chosen, options, settled_at_ns=began_ns, taken=False)
+    # The connection of the run before, if it had one, ended before this one began, or its beats will be seen.
+    settled_at_ns = began_ns + before.keep_alive_ms * ownership.NS_PER_MS + ownership.SETTLE_MARGIN_NS
+    if not options.takeover:
+        if await ownership.owner_beats(blocks, before.stamp.card_uuid):
+            raise in_use(before)
+        log.info("the run before (%s) did not end in order", before.owner or "unknown")
+        return await _recover(device, blocks, chosen, options, settled_at_ns=settled_at_ns, taken=False)
+    return await _take_over(device, blocks, chosen, options)
+
+
+async def _take_over(
+    device: BlockDevice, blocks: CardBlocks, chosen: Chosen, options: OpenOptions
+) -> CardSession:
+    """Tell the old owner first, through the superblock; then wait until its last writes are over, and only then read."""
+    before = chosen.superblock
+    log.warning("taking the card from %s (process %d)", before.owner or "an unknown owner", before.owner_pid)
+    beat_epoch = await ownership.heartbeat_epoch(blocks, before.stamp.card_uuid)
+    ours = ownership.owned(
+        before,
+        options.owner,
+        # The journal is read later: epochs in it are at most that of the newest superblock or heartbeat.
+        epoch=1 + max(before.stamp.epoch, beat_epoch),
+        run_id=options.entropy(RUN_ID_BYTES),
+        wall_ns=options.wall_clock(),
+    )
+    await ownership.write_both(blocks, ours, first_copy=1 - chosen.copy)
+    settle_ns = before.keep_alive_ms * ownership.NS_PER_MS + ownership.SETTLE_MARGIN_NS
+    log.info("waiting %.1f s until its last writes are over", settle_ns / 1e9)
+    await asyncio.sleep(settle_ns / 1e9)
+    # A late write of the old run may have landed on a copy.
+    await ownership.write_both(blocks, ours, first_copy=0)
+    chosen = replace(chosen, superblock=ours, copy=0)
+    return await _recover(device, blocks, chosen, options, settled_at_ns=options.clock(), taken=True)
+
+
+async def _superblock(device: BlockDevice, blocks: CardBlocks, options: OpenOptions) -> Chosen:
+    size_bytes = device.geometry.size_bytes
+    found = await ownership.read_superblocks(blocks, size_bytes)
+    if isinstance(found, Chosen):
+        return found
+    if isinstance(found, Stranger):
+        raise CardUnavailableError(
+            "the card bears somebody else's data, so it is left alone",
+            advice="Check the address and the NQN. If the data is of no use: `xkv-gateway card format URL --force`.",
+        )
+    if options.format_blank is None:
+        raise CardUnavailableError(
+            "the card is blank: it was never formatted, or it was zeroed",
+            advice="Format it with `xkv-gateway card format URL`.",
+        )
+    superblock = await format_blank(device, blocks, options.format_blank, options)
+    log.info("formatted a blank card: %d units", superblock.layout.capacity_au)
+    return Chosen(superblock, 0, {}, contested=False)
+
+
+async def format_blank(
+    device: BlockDevice, blocks: CardBlocks, wish: FormatWish, options: OpenOptions
+) -> Superblock:
+    """Format a card that bears nothing.
 
     Raises:
-        CardUnavailableError: it does.
-        DeviceError: it cannot be read.
+        CardUnavailableError: there is something in its first or last MiB.
+        FormatError: it is too small, or the wish does not fit it.
     """
     geometry = device.geometry
-    block_bytes = geometry.block_bytes
-    last_bytes = (geometry.size_bytes - RESERVED_BYTES) // block_bytes * block_bytes
-    for where, offset_bytes in (("first", 0), ("last", last_bytes)):
-        buffer = bytearray(min(RESERVED_BYTES, geometry.size_bytes - offset_bytes))
-        await device.read_into(offset_bytes, [memoryview(buffer)])
-        if any(buffer):
-            raise CardUnavailableError(
-                f"there is data in the {where} megabyte of the card: somebody else uses it, so it is left alone",
-                advice="Check the address and the NQN. If the data is of no use, zero the first and the last megabyte.",
-            )
+    if not await ownership.edges_are_blank(blocks, geometry.size_bytes):
+        raise CardUnavailableError(
+            "there is data in the first or last megabyte of the card: somebody else uses it, so it is left alone",
+            advice="If the data is of no use: `xkv-gateway card format URL --force`.",
+        )
+    layout = plan(geometry.size_bytes, geometry.block_bytes, wish.au_bytes, wish.max_objects)
+    return await ownership.format_card(
+        blocks,
+        layout,
+        ownership.facts_of(device),
+        label=wish.label,
+        sequence=1,
+        wall_ns=options.wall_clock(),
+        entropy=options.entropy,
+    )
+
+
+async def _recover(
+    device: BlockDevice,
+    blocks: CardBlocks,
+    chosen: Chosen,
+    options: OpenOptions,
+    *,
+    settled_at_ns: int,
+    taken: bool,
+) -> CardSession:
+    superblock = chosen.superblock
+    limits = options.limits_of(superblock.layout)
+    recovery = await Recoverer(blocks, superblock, limits, options.clock).run()
+    beat_epoch = await ownership.heartbeat_epoch(blocks, superblock.stamp.card_uuid)
+    recovery.epoch_max = max(recovery.epoch_max, beat_epoch)
+    return CardSession(
+        device,
+        blocks,
+        superblock,
+        1 - chosen.copy,
+        recovery,
+        options,
+        settled_at_ns=settled_at_ns,
+        taken=taken,
+    )
+
+
+def _note_match(device: BlockDevice, superblock: Superblock) -> None:
+    facts = match(superblock, ownership.facts_of(device))
+    if not facts.identified:
+        log.warning("the namespace has neither NGUID nor UUID: a copy of this card could not be told from it")
+    if facts.grown_bytes:
+        log.warning(
+            "the card has grown by %d bytes; they are used after it is formatted anew", facts.grown_bytes
+        )
+
+
+def in_use(superblock: Superblock) -> CardUnavailableError:
+    """Return the refusal of a card whose owner lives."""
+    return CardUnavailableError(
+        f"another gateway has the card and lives: {superblock.owner or 'unknown'}, process {superblock.owner_pid}",
+        advice="Stop that one first, or take the card from it with --takeover.",
+    )
+
+
+_ADVICE = {
+    "no_superblock": "Both superblocks are damaged. If the cache can be given up: `xkv-gateway card format URL --force`.",
+    "unknown_version": "Use the version of xkv-gateway that formatted it, or a newer one.",
+    "unknown_feature": "Use the version of xkv-gateway that formatted it, or a newer one.",
+    "copies_disagree": "Two cards' superblocks are on it. If the cache can be given up: `xkv-gateway card format URL"
+    " --force`.",
+    "wrong_namespace": "It is a copy, or another card answers under this name. To use it as it is: `xkv-gateway card"
+    " adopt URL`.",
+    "geometry_changed": "Restore its size; or format it anew: `xkv-gateway card format URL --force`.",
+    "card_too_small": "Use a larger card, a smaller card.au or a smaller card.max_objects.",
+}
+
+
+def refusal_of(error: FormatError) -> CardUnavailableError:
+    """Return what a person reads of a fault of the card."""
+    return CardUnavailableError(
+        f"the card cannot be used: {error}", advice=_ADVICE.get(error.code, "See gateway/FORMAT.md.")
+    )

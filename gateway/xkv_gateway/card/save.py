@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from xkv_gateway.card.checksum import checksums
 from xkv_gateway.card.transfer import settles_at_ns
-from xkv_gateway.core.types import NO_LSN, BeginStore, StoreStatus, WritePlan
-from xkv_nvmeof.blockdev import DeviceState
+from xkv_gateway.core.types import NO_LSN, BeginStore, StoreOutcome, StoreStatus, WritePlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xkv_gateway.card.store import CardStore
 
+DURABLE_WAIT_NS = 15_000_000_000
+"""How long an acknowledgement may wait for the journal, beyond the time that a short absence of the card takes."""
 CANCELLED_WRITE_HOLD_NS = 60_000_000_000
 """How long the space of a write that was given up in the middle stays out of use (longer than any association lives on)."""
 
@@ -29,20 +29,19 @@ class Save:
         deadline_ns: what found no room by then is `no_space`.
 
     Raises:
-        CardOffline: nothing was reserved.
+        CardOffline, CardRecovering: nothing was reserved.
     """
 
     def __init__(
         self, store: CardStore, request: BeginStore, payloads: Sequence[memoryview], deadline_ns: int
     ) -> None:
-        store.require_online()
+        store.require_writable()
         self._store = store
         self._request = request
         self._payloads = payloads
         self._deadline_ns = deadline_ns
         self._results: list[StoreStatus | None] = [None] * len(payloads)
-        self._outcome = store.engine.begin_store(request, store.clock())
-        store.changed()  # what was evicted for it is recorded, even if nothing else happens
+        self._outcome = self._admit(request)
 
     async def run(self) -> list[StoreStatus]:
         """Write and commit. Returns one status a key; never raises but when cancelled."""
@@ -76,19 +75,21 @@ class Save:
             self._store.engine.abort_store(plans, self._store.clock(), None)
             self._store.space_may_be_free()
 
+    def _admit(self, request: BeginStore) -> StoreOutcome:
+        if self._store.pressed:
+            # The journal needs a checkpoint first: as good as no room yet.
+            return StoreOutcome([None] * len(request.keys), NO_LSN)
+        outcome = self._store.engine.begin_store(request, self._store.clock())
+        self._store.changed()  # what was evicted for it is recorded, even if nothing else happens
+        return outcome
+
     async def _await_room(self) -> bool:
-        if self._store.device.state is not DeviceState.ONLINE:
+        if not self._store.writable:
             return False
         lsn = self._outcome.wait_lsn
         if lsn == NO_LSN:
             return await self._store.room(self._deadline_ns)
-        delay_s = (self._deadline_ns - self._store.clock()) / 1e9
-        try:
-            async with asyncio.timeout(max(0.0, delay_s)):
-                await self._store.durable(lsn)
-        except TimeoutError:
-            return False
-        return True
+        return await self._store.durable(lsn, self._deadline_ns)
 
     def _admit_again(self, left: Sequence[int]) -> None:
         request = BeginStore(
@@ -97,8 +98,7 @@ class Save:
             [self._request.keys[index] for index in left],
             [self._request.sizes_bytes[index] for index in left],
         )
-        self._outcome = self._store.engine.begin_store(request, self._store.clock())
-        self._store.changed()
+        self._outcome = self._admit(request)
 
     async def _write(self, plans: dict[int, WritePlan]) -> None:
         engine = self._store.engine
@@ -121,6 +121,7 @@ class Save:
                 now_ns = self._store.clock()
                 engine.abort_store(list(unsettled.values()), now_ns, now_ns + CANCELLED_WRITE_HOLD_NS)
             self._store.space_may_be_free()
-        await self._store.durable(outcome.lsn)
+        # Beyond the deadline it is unknown whether the records will be durable: never reported as stored.
+        known = await self._store.durable(outcome.lsn, self._store.clock() + DURABLE_WAIT_NS)
         for index, status in zip(written, outcome.statuses, strict=True):
-            self._results[index] = status
+            self._results[index] = status if known else StoreStatus.IO_ERROR

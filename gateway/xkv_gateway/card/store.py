@@ -9,14 +9,15 @@ as one batch at the end of that turn (group commit), and what waits for it is ca
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
 
 from xkv_gateway.card.transfer import Transfer
 from xkv_gateway.core.types import NO_LSN, LookupMode, LookupOutcome
 from xkv_nvmeof.blockdev import DeviceState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from xkv_gateway.card.journal import Journal
     from xkv_gateway.card.runs import DataArea
@@ -25,23 +26,77 @@ if TYPE_CHECKING:
     from xkv_nvmeof.blockdev import BlockDevice
 
 TICK_DELAY_MIN_NS = 1_000_000
+SUSPEND_POLL_NS = 100_000_000
 
 
 class CardOffline(Exception):  # noqa: N818
-    """What writes cannot be done while the card is away."""
+    """The card cannot be reached, or is not certainly ours."""
+
+
+class CardRecovering(Exception):  # noqa: N818
+    """Lookups and loads are served; nothing may be written yet."""
+
+
+class JournalFull(Exception):  # noqa: N818
+    """The journal must be relieved by a checkpoint first; that is under way."""
+
+
+class Ownership(Protocol):
+    """What the run that owns the card knows of it (`session.CardSession`)."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether lookups and loads may be answered from the index now."""
+        ...
+
+    @property
+    def writable(self) -> bool:
+        """Whether anything may be written."""
+        ...
+
+    @property
+    def pressed(self) -> bool:
+        """Whether the journal has no room for more to begin."""
+        ...
+
+
+class Unguarded:
+    """Ownership of a card that nobody else can have, and whose journal is never full."""
+
+    readable = True
+    writable = True
+    pressed = False
 
 
 class CardStore:
-    """Lookups, pins, leases and durability over one card. All methods are called from the loop."""
+    """Lookups, pins, leases and durability over one card. All methods are called from the loop.
+
+    Args:
+        engine: the index.
+        device: the card.
+        area: its data area.
+        journal: where records go; None: they wait in the engine until `start_journal`.
+        clock: monotonic ns.
+        ownership: who knows whether the card is ours.
+    """
 
     def __init__(
-        self, engine: Engine, device: BlockDevice, area: DataArea, journal: Journal, clock: Callable[[], int]
+        self,
+        engine: Engine,
+        device: BlockDevice,
+        area: DataArea,
+        journal: Journal | None,
+        clock: Callable[[], int],
+        ownership: Ownership | None = None,
     ) -> None:
         self.engine = engine
         self.device = device
         self.transfer = Transfer(device, area)
         self.clock = clock
         self._journal = journal
+        self._ownership = ownership or Unguarded()
+        self._suspended = False
+        self._loads = 0
         self._durable_lsn = NO_LSN
         self._waiting: list[tuple[Lsn, Callable[[], None]]] = []
         self._room: list[asyncio.Future[None]] = []
@@ -54,8 +109,18 @@ class CardStore:
 
     @property
     def online(self) -> bool:
-        """Whether the card can be reached now."""
-        return self.device.state is DeviceState.ONLINE
+        """Whether the card can be reached now, and is certainly ours."""
+        return self.device.state is DeviceState.ONLINE and self._ownership.readable and not self._suspended
+
+    @property
+    def writable(self) -> bool:
+        """Whether it may also be written to."""
+        return self._ownership.writable and self.online
+
+    @property
+    def pressed(self) -> bool:
+        """Whether new stores must wait for the journal."""
+        return self._ownership.pressed
 
     def lookup(self, request: Lookup) -> LookupOutcome:
         """Answer a lookup. While the card is offline everything is a miss, at once (R10)."""
@@ -71,9 +136,11 @@ class CardStore:
         """Forget the keys: lookups miss from now on. It survives a restart once the outcome's `lsn` is durable.
 
         Raises:
-            CardOffline: nothing was changed.
+            CardOffline, CardRecovering, JournalFull: nothing was changed.
         """
-        self.require_online()
+        self.require_writable()
+        if self.pressed:
+            raise JournalFull
         outcome = self.engine.delete(request, self.clock())
         self.changed()
         return outcome
@@ -95,10 +162,39 @@ class CardStore:
             return [None] * len(request.keys)
         return self.engine.begin_load(request, self.clock())
 
-    def require_online(self) -> None:
-        """Raise CardOffline unless the card can be reached now."""
+    def require_writable(self) -> None:
+        """Raise CardOffline or CardRecovering unless the card may be written to."""
         if not self.online:
             raise CardOffline
+        if not self._ownership.writable:
+            raise CardRecovering
+
+    # --- the run's part -------------------------------------------------------------------------------------
+
+    def start_journal(self, journal: Journal) -> None:
+        """Records go there from now on."""
+        self._journal = journal
+        self.changed()
+
+    def load_begins(self) -> None:
+        """Count a load whose objects are pinned."""
+        self._loads += 1
+
+    def load_ended(self) -> None:
+        """Count it off."""
+        self._loads -= 1
+        self.space_may_be_free()
+
+    @asynccontextmanager
+    async def suspended(self) -> AsyncIterator[None]:
+        """Let everything be a miss, wait for the loads under way; inside, the engine may be replaced."""
+        self._suspended = True
+        try:
+            while self._loads:
+                await self.room(self.clock() + SUSPEND_POLL_NS)
+            yield
+        finally:
+            self._suspended = False
 
     # --- durability and time ------------------------------------------------------------------------------
 
@@ -110,13 +206,15 @@ class CardStore:
         self._waiting.append((lsn, done))
         self.changed()
 
-    async def durable(self, lsn: Lsn) -> None:
-        """Return once `lsn` is durable."""
+    async def durable(self, lsn: Lsn, deadline_ns: int) -> bool:
+        """Wait until `lsn` is durable. False when the deadline passed first: then that is unknown."""
         if lsn <= self._durable_lsn:
-            return
+            return True
         future: asyncio.Future[None] = self._loop.create_future()
         self.when_durable(lsn, lambda: None if future.done() else future.set_result(None))
-        await future
+        delay_s = max(0, deadline_ns - self.clock()) / 1e9
+        done, _ = await asyncio.wait((future,), timeout=delay_s)
+        return bool(done)
 
     async def room(self, deadline_ns: int) -> bool:
         """Wait until space may have become free. False when the deadline passed first."""
@@ -139,8 +237,9 @@ class CardStore:
 
     def _end_turn(self) -> None:
         self._turn_scheduled = False
-        records = self.engine.take_records()
+        records = self.engine.take_records() if self._journal is not None else []
         if records:
+            assert self._journal is not None
             self._journal.submit(records, self.engine.last_lsn, self._durable_up_to)
         self._arm_timer()
 
@@ -181,8 +280,9 @@ class CardStore:
 
     def _tick(self) -> None:
         self._timer = None
-        self.engine.tick(self.clock())
-        self._wake_room()
+        if not self.pressed:
+            self.engine.tick(self.clock())
+            self._wake_room()
         self.changed()
 
     def close(self) -> None:

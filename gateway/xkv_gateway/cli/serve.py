@@ -13,7 +13,7 @@ import click
 import uvloop
 
 from xkv_gateway.cli.options import load_settings, setting_options, state_dir_of
-from xkv_gateway.clock import entropy, monotonic_ns
+from xkv_gateway.clock import entropy, monotonic_ns, wall_ns
 from xkv_gateway.daemon import build
 from xkv_gateway.sizes import format_size
 
@@ -27,7 +27,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 @click.command()
 @setting_options
-def serve(file: Path | None, **flags: str | None) -> ExitCode:
+@click.option("--takeover", is_flag=True, help="Take the card from another gateway that lives.")
+def serve(file: Path | None, takeover: bool, **flags: str | None) -> ExitCode:
     """Serve a card, in the foreground, until Ctrl-C or SIGTERM.
 
     Without --card: a soft card (a file) in the state directory, for development and small set-ups.
@@ -36,7 +37,7 @@ def serve(file: Path | None, **flags: str | None) -> ExitCode:
     config = loaded.config.model_copy(update={"state_dir": str(state_dir_of(loaded))})
     logging.basicConfig(level=config.log.level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    daemon = build(config, clock=monotonic_ns, entropy=entropy)
+    daemon = build(config, clock=monotonic_ns, wall_clock=wall_ns, entropy=entropy, takeover=takeover)
     return uvloop.run(daemon.run(on_serving=lambda status: _announce(status, config.admin)))
 
 
@@ -45,7 +46,7 @@ def _announce(status: Status, admin: AdminConfig) -> None:
     addresses, card = status.addresses, status.card
     default_admin = (admin.bind_address, admin.port) == ("127.0.0.1", 5558)
     option = "" if default_admin else f" --admin {addresses.admin}"
-    start = "warm" if status.warm else "cold: it starts empty"
+    start = f"warm: {status.usage.objects} objects" if status.warm else "cold: it holds nothing yet"
     size = f"{format_size(card.size_bytes)} in blocks of {card.block_bytes} B"
     control = " and ".join(filter(None, (addresses.control, addresses.control_socket)))
     lines = [

@@ -91,7 +91,8 @@ def _print(answer: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     for title, rows in _sections(answer):
         table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-        table.add_column(min_width=16)
+        table.add_column(min_width=16, no_wrap=True)
+        table.add_column(overflow="fold")
         for name, value in rows:
             table.add_row(name, value)
         console.print(table)
@@ -116,7 +117,7 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
             ("url", card["url"]),
             ("state", f"{card['state']}{reason}, for {_duration(card['state_age_s'])}"),
             ("size", f"{format_size(card['size_bytes'])} in blocks of {card['block_bytes']} B"),
-            ("connection", ", ".join(f"{name} {value}" for name, value in card["connection"].items())),
+            ("connection", _connection(card["connection"])),
         ],
     )
     capacity = max(usage["capacity_bytes"], 1)
@@ -136,6 +137,21 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
         counters = answer[title].items()
         rows = [(name.replace("_", " "), _count(name, count)) for name, count in counters if count]
         yield title.capitalize(), rows or [("nothing yet", "")]
+
+
+def _connection(facts: dict[str, Any]) -> str:
+    if not facts:
+        return "none"
+    digests = [name for name in ("header", "data") if facts[f"{name}_digest"]]
+    return ", ".join(
+        (
+            f"{facts['io_queues']} I/O queues of {facts['queue_entries']} entries",
+            f"transfers up to {format_size(facts['max_transfer_bytes'])}",
+            f"in-capsule data up to {format_size(facts['in_capsule_bytes'])}",
+            f"digests: {' and '.join(digests) or 'none'}",
+            f"keep-alive {facts['keep_alive_ms'] / 1000:g} s",
+        )
+    )
 
 
 def _count(name: str, count: int) -> str:

@@ -243,6 +243,7 @@ class Engine:
         return Usage(
             free_au=units[State.ABSENT],
             reserved_au=units[State.RESERVED] + units[State.COMMITTING],
+            reserved_objects=int(table.objects_in[State.RESERVED] + table.objects_in[State.COMMITTING]),
             live_au=units[State.LIVE],
             doomed_au=units[State.DOOMED],
             quarantined_au=units[State.QUARANTINED],

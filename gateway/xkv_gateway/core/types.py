@@ -200,6 +200,7 @@ class Usage:
     free_au: int
     reserved_au: int
     """Reserved or committing: owned by a store that has not been acknowledged."""
+    reserved_objects: int
     live_au: int
     doomed_au: int
     """Deleted or evicted, waiting for a lease, an I/O or the tombstone."""

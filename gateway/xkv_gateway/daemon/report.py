@@ -17,8 +17,8 @@ from xkv_rpc.messages import CardInfo, CardState, HelloReply, TargetInfo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from xkv_gateway.card.session import CardSession
     from xkv_gateway.card.store import CardStore
-    from xkv_gateway.core.types import EngineLimits
     from xkv_gateway.target.attach import AttachedCard
     from xkv_rpc.messages import Limits
     from xkv_rpc.server import Server
@@ -35,7 +35,7 @@ class Reporter:
         attached: AttachedCard,
         store: CardStore,
         server: Server,
-        engine_limits: EngineLimits,
+        session: CardSession,
         limits: Limits,
         addresses: AddressStatus,
         state_dir: str,
@@ -44,7 +44,11 @@ class Reporter:
         self._attached = attached
         self._store = store
         self._server = server
-        self._engine_limits = engine_limits
+        self._session = session
+        layout = session.superblock.layout
+        self._capacity_bytes = layout.capacity_au * layout.au_bytes
+        self._au_bytes = layout.au_bytes
+        self._objects_max = layout.max_objects
         self._limits = limits
         self._addresses = addresses
         self._state_dir = state_dir
@@ -66,14 +70,14 @@ class Reporter:
 
     def hello(self) -> HelloReply:
         """Return the reply to `hello`."""
-        device, url, limits = self._attached.device, self._attached.url, self._engine_limits
+        device, url = self._attached.device, self._attached.url
         return HelloReply(
             server=f"xkv-gateway {__version__}",
             card=CardInfo(
-                uuid=str(uuid.UUID(bytes=device.identity.uuid)),
-                state=CardState(device.state.value),
+                uuid=str(uuid.UUID(bytes=self._session.superblock.stamp.card_uuid)),
+                state=self._card_state(),
                 block_bytes=device.geometry.block_bytes,
-                capacity_bytes=limits.capacity_au * limits.au_bytes,
+                capacity_bytes=self._capacity_bytes,
             ),
             limits=self._limits,
             features=["region"],
@@ -89,7 +93,7 @@ class Reporter:
             pid=os.getpid(),
             uptime_s=self._age_s(self._started_ns),
             state="draining" if self.draining else "serving",
-            warm=False,
+            warm=self._session.recovery.objects > 0,
             state_dir=self._state_dir,
             addresses=self._addresses,
             card=self._card(),
@@ -101,6 +105,11 @@ class Reporter:
             device=asdict(self._attached.device.counters),
         )
 
+    def _card_state(self) -> CardState:
+        if not self._store.online:
+            return CardState.OFFLINE
+        return CardState.ONLINE if self._store.writable else CardState.RECOVERING
+
     def _age_s(self, since_ns: int) -> float:
         return round((self._clock() - since_ns) / 1e9, 3)
 
@@ -111,7 +120,7 @@ class Reporter:
         facts = None if soft_card is None else soft_card.facts
         return CardStatus(
             url=str(self._attached.url),
-            state=device.state.value,
+            state=self._card_state().value,
             reason=device.reason,
             state_age_s=self._age_s(self._card_since_ns),
             size_bytes=geometry.size_bytes,
@@ -128,16 +137,16 @@ class Reporter:
         )
 
     def _usage(self) -> UsageStatus:
-        usage, au_bytes = self._store.engine.usage(), self._engine_limits.au_bytes
+        usage, au_bytes = self._store.engine.usage(), self._au_bytes
         return UsageStatus(
-            capacity_bytes=self._engine_limits.capacity_au * au_bytes,
+            capacity_bytes=self._capacity_bytes,
             free_bytes=usage.free_au * au_bytes,
             reserved_bytes=usage.reserved_au * au_bytes,
             live_bytes=usage.live_au * au_bytes,
             doomed_bytes=usage.doomed_au * au_bytes,
             quarantined_bytes=usage.quarantined_au * au_bytes,
             objects=usage.live_objects,
-            objects_max=self._engine_limits.max_objects,
+            objects_max=self._objects_max,
             leases=usage.leases,
             leased_bytes=usage.leased_au * au_bytes,
         )

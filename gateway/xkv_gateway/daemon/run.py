@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.binds import bind_error, bind_tcp, host_port, judge_bind
-from xkv_gateway.card.journal import VolatileJournal
-from xkv_gateway.card.opening import layout_of, require_unclaimed
-from xkv_gateway.card.store import CardStore
+from xkv_gateway.card.blocks import CardFailed
+from xkv_gateway.card.fence import CardLost
 from xkv_gateway.cardurl import SoftCardUrl, parse_card_url
-from xkv_gateway.core.engine import Engine
-from xkv_gateway.core.types import EngineLimits
+from xkv_gateway.daemon.card import open_attached
 from xkv_gateway.daemon.report import Reporter
 from xkv_gateway.daemon.stopping import StopRequest
 from xkv_gateway.errors import AddressInUseError, CardUnavailableError, ConfigError, ExitCode
@@ -53,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xkv_gateway.binds import BindAddress
+    from xkv_gateway.card.session import CardSession
+    from xkv_gateway.card.store import CardStore
     from xkv_gateway.cardurl import CardUrl
     from xkv_gateway.config import Config
     from xkv_gateway.errors import GatewayError
@@ -60,12 +60,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OBJECTS_DEFAULT_MAX: Final = 10_000_000
-"""Unless asked for more: every object of the limit costs index memory."""
-DIGEST_SECRET_BYTES: Final = 32
 INLINE_MESSAGES_READ_MAX: Final = 4
 """So many of the largest inline loads may be in memory at a time."""
 DRAIN_TIMEOUT_S: Final = 1.5
+CLOSE_CARD_TIMEOUT_S: Final = 2.0
 CLOSE_GRACE_MS: Final = 300
 CLOSE_LINGER_MS: Final = 200
 
@@ -88,6 +86,7 @@ class _Parts:
 
     ports: _Ports
     attached: AttachedCard
+    session: CardSession
     store: CardStore
     service: ControlService
     reporter: Reporter
@@ -97,15 +96,26 @@ class _Parts:
 class Daemon:
     """One gateway. `run` once."""
 
-    def __init__(self, config: Config, *, clock: Callable[[], int], entropy: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Callable[[], int],
+        wall_clock: Callable[[], int],
+        entropy: Callable[[int], bytes],
+        takeover: bool,
+    ) -> None:
         assert config.state_dir is not None, "the caller chooses the state directory"
         self._config = config
         self._state_dir = Path(config.state_dir)
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._takeover = takeover
         self._entropy = entropy
         control = config.control.limits
         self._limits = Limits(control.keys, control.object_bytes, control.inline_bytes, control.lease_ms)
         self._stop = StopRequest()
+        self._lost: CardUnavailableError | None = None
 
     async def run(self, on_serving: Callable[[Status], None]) -> ExitCode:
         """Serve until SIGINT or SIGTERM; `on_serving` is called once everything answers.
@@ -149,8 +159,18 @@ class Daemon:
         make_state_dir(self._state_dir)
         ports = await self._bind(control_bind, admin_bind, undo)
         undo.callback(os.close, lock_state_dir(self._state_dir))
-        attached = await self._attach(undo)
-        return self._join(ports, attached)
+        identity = self._identity()
+        attached = await self._attach(identity, undo)
+        session, store = await open_attached(
+            config,
+            attached,
+            identity,
+            takeover=self._takeover,
+            clock=self._clock,
+            wall_clock=self._wall_clock,
+            entropy=self._entropy,
+        )
+        return self._join(ports, attached, session, store)
 
     async def _bind(self, control: BindAddress, admin: BindAddress, undo: AsyncExitStack) -> _Ports:
         listener = bind_tcp(admin, section="admin")
@@ -181,14 +201,10 @@ class Daemon:
         )
         return _Ports(gate, server, regions, admin, listener, addresses)
 
-    async def _attach(self, undo: AsyncExitStack) -> AttachedCard:
-        options = initiator_options(self._config.nvme, self._identity())
+    async def _attach(self, identity: HostIdentity, undo: AsyncExitStack) -> AttachedCard:
+        options = initiator_options(self._config.nvme, identity)
         attached = await attach(self._card_url(), options, clock=self._clock, entropy=self._entropy)
         undo.push_async_callback(attached.aclose)
-        try:
-            await require_unclaimed(attached.device)
-        except DeviceError as error:
-            raise CardUnavailableError(f"cannot read the card {attached.url}: {error}") from None
         return attached
 
     def _identity(self) -> HostIdentity:
@@ -205,17 +221,13 @@ class Daemon:
             return SoftCardUrl(url.path, default_size(url.path.absolute().parent))
         return url
 
-    def _join(self, ports: _Ports, attached: AttachedCard) -> _Parts:
+    def _join(self, ports: _Ports, attached: AttachedCard, session: CardSession, store: CardStore) -> _Parts:
         config = self._config
-        layout = layout_of(attached.device.geometry, config.card.au)
-        limits = _engine_limits(config, layout.capacity_au)
-        engine = Engine(limits, digest_secret=self._entropy(DIGEST_SECRET_BYTES), entropy=self._entropy)
-        store = CardStore(engine, attached.device, layout.area, VolatileJournal(), self._clock)
         reporter = Reporter(
             attached=attached,
             store=store,
             server=ports.server,
-            engine_limits=limits,
+            session=session,
             limits=self._limits,
             addresses=ports.addresses,
             state_dir=str(self._state_dir),
@@ -230,20 +242,52 @@ class Daemon:
             inline_loads_bytes_max=INLINE_MESSAGES_READ_MAX * self._limits.inline_bytes,
         )
         admin = AdminServer(reporter, ports.admin_bind, ports.admin_listener)
-        return _Parts(ports, attached, store, service, reporter, admin)
+        return _Parts(ports, attached, session, store, service, reporter, admin)
 
     # --- serve and stop -------------------------------------------------------------------------------------
 
     async def _serve(self, parts: _Parts, on_serving: Callable[[Status], None]) -> None:
         async with asyncio.TaskGroup() as tasks:
             card = tasks.create_task(parts.attached.run(), name="card")
+            run = tasks.create_task(self._own(parts), name="run")
             tasks.create_task(parts.admin.run(), name="admin")
             parts.ports.gate.open(parts.service)
             on_serving(parts.reporter.status())
             await self._stop.wait()
             await _drain(parts)
+            await _close_card(parts.session)
+            run.cancel()
             card.cancel()
         parts.store.close()
+        if self._lost is not None:
+            raise self._lost
+
+    async def _own(self, parts: _Parts) -> None:
+        """Take and keep the card; when that ends, everything ends."""
+        try:
+            await parts.session.run(parts.store)
+        except CardLost as error:
+            self._lost = CardUnavailableError(
+                f"stopped: {error}",
+                advice="Nothing was acknowledged since. Start again when the card is free.",
+            )
+        except CardFailed as error:
+            self._lost = CardUnavailableError(f"stopped: {error}", advice="Look at the target's log.")
+        if self._lost is not None:
+            log.error("%s", self._lost)
+            self._stop.request()
+
+
+async def _close_card(session: CardSession) -> None:
+    """End the run in order, or leave it to the next one to recover."""
+    try:
+        async with asyncio.timeout(CLOSE_CARD_TIMEOUT_S):
+            if await session.stop():
+                log.info("the card is clean")
+    except (TimeoutError, CardLost, CardFailed, DeviceError) as error:
+        log.warning(
+            "the card could not be closed in order; the next start recovers it (%s)", error or "no time"
+        )
 
 
 async def _drain(parts: _Parts) -> None:
@@ -254,22 +298,6 @@ async def _drain(parts: _Parts) -> None:
         log.warning("requests in flight were cancelled")
     await parts.ports.server.aclose(grace_ms=CLOSE_GRACE_MS, linger_ms=CLOSE_LINGER_MS)
     parts.admin.stop()
-
-
-def _engine_limits(config: Config, capacity_au: int) -> EngineLimits:
-    limits, au_bytes = config.control.limits, config.card.au
-    leased_bytes = limits.leased_bytes_per_scope
-    return EngineLimits(
-        capacity_au=capacity_au,
-        au_bytes=au_bytes,
-        max_objects=config.card.max_objects or min(capacity_au, OBJECTS_DEFAULT_MAX),
-        object_bytes_max=limits.object_bytes,
-        lease_ttl_max_ns=limits.lease_ms * 1_000_000,
-        leases_per_scope_max=limits.leases_per_scope,
-        leased_bytes_per_scope_max=capacity_au * au_bytes // 2 if leased_bytes is None else leased_bytes,
-        eviction_high_watermark=config.eviction.high_watermark,
-        eviction_low_watermark=config.eviction.low_watermark,
-    )
 
 
 def _bind_failed(error: EndpointError, control: BindAddress) -> GatewayError:
@@ -284,6 +312,16 @@ def _bind_failed(error: EndpointError, control: BindAddress) -> GatewayError:
     return ConfigError(str(error), advice="Choose another path: control.socket, control.regions_socket.")
 
 
-def build(config: Config, *, clock: Callable[[], int], entropy: Callable[[int], bytes]) -> Daemon:
-    """Return a gateway for `config`, whose `state_dir` is set. Nothing else reads a clock or draws randomness."""
-    return Daemon(config, clock=clock, entropy=entropy)
+def build(
+    config: Config,
+    *,
+    clock: Callable[[], int],
+    wall_clock: Callable[[], int],
+    entropy: Callable[[int], bytes],
+    takeover: bool = False,
+) -> Daemon:
+    """Return a gateway for `config`, whose `state_dir` is set. Nothing else reads a clock or draws randomness.
+
+    With `takeover` it takes the card from an owner that lives.
+    """
+    return Daemon(config, clock=clock, wall_clock=wall_clock, entropy=entropy, takeover=takeover)

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never, cast
 
 from xkv_gateway.card.load import Load
-from xkv_gateway.card.save import Save
-from xkv_gateway.card.store import CardOffline
+from xkv_gateway.card.save import DURABLE_WAIT_NS, Save
+from xkv_gateway.card.store import CardOffline, CardRecovering, JournalFull
 from xkv_gateway.core.errors import UnknownLease
 from xkv_gateway.core.types import BeginLoad, BeginStore, LeaseId, LoadStatus
 from xkv_gateway.core.types import Delete as DeleteKeys
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from xkv_gateway.card.store import CardStore
+    from xkv_gateway.core.types import DeleteOutcome
     from xkv_rpc.calls import Call
     from xkv_rpc.messages import PeerId
 
@@ -34,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 NS_PER_MS = 1_000_000
 CORE_MODE = {m.LookupMode.PREFIX: CountMode.PREFIX, m.LookupMode.EACH: CountMode.EACH}
+RECOVERING_RETRY_AFTER_MS = 1000
 BUSY_RETRY_AFTER_MS = 20
 """About as long as a full set of inline loads takes on a card of ordinary speed."""
 
@@ -132,6 +134,14 @@ class ControlService:
             self._refuse(
                 call, RpcError(ErrorCode.CARD_OFFLINE, "the card cannot be reached; try again later")
             )
+        except CardRecovering:
+            message = "the run before may still write to the card; lookups and loads are served"
+            self._refuse(
+                call, RpcError(ErrorCode.RECOVERING, message, retry_after_ms=RECOVERING_RETRY_AFTER_MS)
+            )
+        except JournalFull:
+            message = "the journal is being relieved by a checkpoint"
+            self._refuse(call, RpcError(ErrorCode.BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS))
         except UnknownLease:
             message = "no such lease, or it can no longer be kept"
             self._refuse(call, RpcError(ErrorCode.UNKNOWN_LEASE, message, field="lease"))
@@ -189,8 +199,14 @@ class ControlService:
 
     def _delete(self, call: Call, request: m.Delete) -> None:
         outcome = self._store.delete(DeleteKeys(request.ns, request.scope, request.keys))
-        reply = m.DeleteReply(outcome.deleted)
-        self._store.when_durable(outcome.lsn, lambda: call.reply(reply))
+        self._spawn(call, None, self._finish_delete(call, outcome), None)
+
+    async def _finish_delete(self, call: Call, outcome: DeleteOutcome) -> None:
+        if await self._store.durable(outcome.lsn, self._store.clock() + DURABLE_WAIT_NS):
+            call.reply(m.DeleteReply(outcome.deleted))
+        else:
+            message = "the keys are forgotten, but the card went away before that was durable"
+            call.fail(RpcError(ErrorCode.CARD_OFFLINE, message))
 
     def _load(self, call: Call, request: m.Load) -> None:
         lease = None if request.lease is None else LeaseId(request.lease)
@@ -265,7 +281,7 @@ class ControlService:
     def _spawn(
         self,
         call: Call,
-        job: Load | Save,
+        job: Load | Save | None,
         work: Coroutine[None, None, None],
         done: Callable[[], None] | None,
     ) -> None:
@@ -286,7 +302,7 @@ class ControlService:
     def _ended(
         self,
         call: Call,
-        job: Load | Save,
+        job: Load | Save | None,
         work: Coroutine[None, None, None],
         done: Callable[[], None] | None,
         task: asyncio.Task[None],
@@ -295,7 +311,8 @@ class ControlService:
         del self._tasks[task]
         if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
             work.close()
-            job.give_up()
+            if job is not None:
+                job.give_up()
         if not call.answered:
             call.fail(_draining())
         if done is not None:

@@ -1,0 +1,104 @@
+"""Reads and writes of the card's own structures, patient where the outcome is unknown.
+
+A block of ours whose write has an unknown outcome may still be written by the target, late. So it is written again
+with the same bytes, and nothing else, until that write certainly succeeded (R4): whichever comes last, the block is what it should be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from xkv_nvmeof.blockdev import CommandFailed, DeviceError, DeviceState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xkv_nvmeof.blockdev import BlockDevice
+
+log = logging.getLogger(__name__)
+
+REFUSALS_MAX: Final = 3
+"""So often a controller may refuse a write of ours before the card counts as failed."""
+RETRY_DELAY_S: Final = 0.05
+
+
+class CardFailed(Exception):  # noqa: N818
+    """The controller refuses what the card needs to go on; nothing more can be written."""
+
+
+class CardBlocks:
+    """Patient access to the card's structures."""
+
+    def __init__(self, device: BlockDevice) -> None:
+        self._device = device
+        self._online = asyncio.Event()
+        if device.state is DeviceState.ONLINE:
+            self._online.set()
+        device.add_state_listener(self._changed)
+
+    def _changed(self, state: DeviceState, reason: str) -> None:  # noqa: ARG002 - the daemon's log has the reason
+        if state is DeviceState.ONLINE:
+            self._online.set()
+        else:
+            self._online.clear()
+
+    async def online(self) -> None:
+        """Return once the card can be reached."""
+        await self._online.wait()
+
+    async def read(self, offset_bytes: int, length_bytes: int) -> memoryview:
+        """Return the bytes.
+
+        Raises:
+            DeviceError: they could not be read.
+        """
+        buffer = memoryview(bytearray(length_bytes))
+        await self._device.read_into(offset_bytes, [buffer])
+        return buffer
+
+    async def write(self, offset_bytes: int, buffers: Sequence[bytes | memoryview], *, flush: bool) -> None:
+        """Write, and flush where asked for; returns when that is certain, however long the card is away.
+
+        Raises:
+            CardFailed: the controller refused it again and again.
+        """
+        views = [memoryview(buffer) for buffer in buffers]
+        refusals = 0
+        while True:
+            await self._online.wait()
+            try:
+                await self._device.write_from(offset_bytes, views)
+                if flush:
+                    await self._device.flush()
+            except CommandFailed as error:
+                refusals += 1
+                if refusals == REFUSALS_MAX:
+                    raise CardFailed(f"the controller refuses to write at {offset_bytes}: {error}") from error
+            except DeviceError as error:
+                log.debug("writing at %d again: %s", offset_bytes, error)
+            else:
+                return
+            await asyncio.sleep(RETRY_DELAY_S)
+
+    async def flush(self) -> None:
+        """Flush what was written before; returns when that is certain.
+
+        Raises:
+            CardFailed: the controller refused it again and again.
+        """
+        refusals = 0
+        while True:
+            await self._online.wait()
+            try:
+                await self._device.flush()
+            except CommandFailed as error:
+                refusals += 1
+                if refusals == REFUSALS_MAX:
+                    raise CardFailed(f"the controller refuses to flush: {error}") from error
+            except DeviceError as error:
+                log.debug("flushing again: %s", error)
+            else:
+                return
+            await asyncio.sleep(RETRY_DELAY_S)

@@ -1,0 +1,167 @@
+"""Who owns the card: the owner proves that it lives, and looks before it acknowledges anything.
+
+A superblock names the run that owns the card. Whoever takes the card over writes its own there first, so an owner that
+reads it after a batch is durable, and before anybody hears of it, can never acknowledge what the next owner will not find. The
+heartbeat tells an opener that the owner lives; it proves nothing to the owner itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from xkv_gateway.card import heartbeat as heartbeat_format
+from xkv_gateway.card import superblock as superblock_format
+from xkv_gateway.card.blocks import RETRY_DELAY_S
+from xkv_gateway.card.format_errors import FormatError
+from xkv_gateway.card.heartbeat import Heartbeat
+from xkv_gateway.card.layout import HEARTBEAT_OFFSET
+from xkv_gateway.card.structure import BLOCK_BYTES, is_blank
+from xkv_nvmeof.blockdev import DeviceError, DeviceState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_gateway.card.blocks import CardBlocks
+    from xkv_gateway.card.superblock import Superblock
+    from xkv_nvmeof.blockdev import BlockDevice
+
+log = logging.getLogger(__name__)
+
+INTERVAL_MS: Final = 1000
+CHECK_AGE_MAX_NS: Final = 2_000_000_000
+"""Nothing is served on an older look at the superblock."""
+
+
+class CardLost(Exception):  # noqa: N818
+    """The card is not ours any more. The message says whose it is, or what became of it."""
+
+
+class Fence:
+    """Watches over the ownership of one card.
+
+    Args:
+        device: the card.
+        blocks: access to it.
+        superblock: as this run wrote it.
+        clock: monotonic ns.
+        wall_clock: ns since 1970, for people.
+        beating: whether this run owns the card already; else it only watches that nobody else takes it.
+    """
+
+    def __init__(
+        self,
+        device: BlockDevice,
+        blocks: CardBlocks,
+        superblock: Superblock,
+        *,
+        clock: Callable[[], int],
+        wall_clock: Callable[[], int],
+        beating: bool,
+    ) -> None:
+        self._device = device
+        self._blocks = blocks
+        self._superblock = superblock
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._beating = beating
+        self._checked_at_ns: int | None = None
+        self._beat = 0
+        self._look = asyncio.Event()
+        self.lost: str | None = None
+        """Why the card is not ours any more."""
+        device.add_state_listener(self._changed)
+
+    def _changed(self, state: DeviceState, reason: str) -> None:  # noqa: ARG002
+        # Behind a new connection there may be another card, or another owner.
+        self._checked_at_ns = None
+        self._look.set()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the card was certainly ours a moment ago."""
+        at_ns = self._checked_at_ns
+        return self.lost is None and at_ns is not None and self._clock() - at_ns <= CHECK_AGE_MAX_NS
+
+    async def verify(self) -> None:
+        """Look at the superblock now; waits while the card is away.
+
+        Raises:
+            CardLost: it names another run, or is none.
+        """
+        while True:
+            await self._blocks.online()
+            try:
+                await self.check()
+            except DeviceError:
+                await asyncio.sleep(RETRY_DELAY_S)
+            else:
+                return
+
+    async def check(self) -> None:
+        """Look at the superblock now.
+
+        Raises:
+            CardLost: it names another run, or is none.
+            DeviceError: it could not be read.
+        """
+        if self.lost is not None:
+            raise CardLost(self.lost)
+        asked_at_ns = self._clock()
+        block = await self._blocks.read(self._superblock.layout.superblock_offsets[0], BLOCK_BYTES)
+        self.lost = self._judge(block)
+        if self.lost is not None:
+            raise CardLost(self.lost)
+        self._checked_at_ns = asked_at_ns
+
+    def _judge(self, block: memoryview) -> str | None:
+        if is_blank(block):
+            return "the card was zeroed: its superblock is gone"
+        try:
+            found = superblock_format.decode(block, 0)
+        except FormatError as error:
+            return f"the card was overwritten: {error}"
+        if found.stamp.card_uuid != self._superblock.stamp.card_uuid:
+            return f"the card was formatted anew, or is another one (owner {found.owner or 'unknown'})"
+        if found.stamp != self._superblock.stamp:
+            return (
+                f"the card was taken over by {found.owner or 'an unknown owner'} (process {found.owner_pid})"
+            )
+        return None
+
+    async def run(self) -> None:
+        """Beat and look, each second, for ever.
+
+        Raises:
+            CardLost: the card is not ours any more.
+        """
+        while True:
+            self._look.clear()
+            if self._device.state is DeviceState.ONLINE:
+                try:
+                    await self.check()
+                    if self._beating:
+                        await self._write_beat()
+                except DeviceError as error:
+                    log.debug("no heartbeat: %s", error)
+            try:
+                async with asyncio.timeout(INTERVAL_MS / 1000):
+                    await self._look.wait()
+            except TimeoutError:
+                continue
+
+    async def _write_beat(self) -> None:
+        self._beat += 1
+        block = heartbeat_format.encode(
+            Heartbeat(
+                stamp=self._superblock.stamp,
+                beat=self._beat,
+                superblock_sequence=self._superblock.sequence,
+                wall_time_ns=self._wall_clock(),
+                interval_ms=INTERVAL_MS,
+                owner=self._superblock.owner,
+            )
+        )
+        # Every beat differs, so one of unknown outcome needs no rewriting: the next one follows in a second.
+        await self._device.write_from(HEARTBEAT_OFFSET, [memoryview(block)])

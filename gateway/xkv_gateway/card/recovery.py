@@ -1,0 +1,225 @@
+"""Reads the index back: the newest whole checkpoint, then the journal from its start on. Nothing is written.
+
+both checkpoints' ends  ->  newest closed one, chunk by chunk  ->  (damaged: the older one)  ->  journal, batch by batch
+                        ->  what is left goes into a new engine
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from xkv_gateway.card.format_errors import FormatError
+from xkv_gateway.card.journal_format import ChainPoint, beginning
+from xkv_gateway.card.journal_scan import End, Gap, Need, ScannedBatch, Scanner
+from xkv_gateway.card.record_codec import decode_records
+from xkv_gateway.card.structure import BLOCK_BYTES, Stamp
+from xkv_gateway.card.table_file import FileKind
+from xkv_gateway.card.table_read import FileFacts, TableReader, by_age, decode_ends
+from xkv_gateway.card.tables import EXTENTS, NAMESPACES, OBJECTS, SCOPES, unpack_names
+from xkv_gateway.core.restore import Restored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_gateway.card.blocks import CardBlocks
+    from xkv_gateway.card.layout import Region
+    from xkv_gateway.card.superblock import Superblock
+    from xkv_gateway.card.table_read import Chunk
+    from xkv_gateway.core.types import EngineLimits
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What was found, and what goes on from here."""
+
+    restored: Restored
+    point: ChainPoint
+    """The end of the journal."""
+    needed_from: int
+    """Position from which on the journal must be kept: the start of the older valid checkpoint."""
+    newest_in: int = 1
+    """Region of the newest valid checkpoint (0: A, 1: B): the next one goes to the other."""
+    sequence_max: int = 0
+    """Of all checkpoints, valid or not."""
+    starts: list[int | None] = field(default_factory=lambda: [None, None])
+    epoch_max: int = 0
+    checkpoint_objects: int = 0
+    journal_batches: int = 0
+    journal_bytes: int = 0
+    damage: list[str] = field(default_factory=list)
+    """One sentence for each thing that was damaged, for the operator."""
+    objects: int = 0
+    duration_ns: int = 0
+
+
+class Recoverer:
+    """Recovers the index of one card."""
+
+    def __init__(
+        self, blocks: CardBlocks, superblock: Superblock, limits: EngineLimits, clock: Callable[[], int]
+    ) -> None:
+        self._blocks = blocks
+        self._superblock = superblock
+        self._layout = superblock.layout
+        self._limits = limits
+        self._clock = clock
+
+    async def run(self) -> Recovery:
+        """Read everything.
+
+        Raises:
+            DeviceError: the card could not be read; nothing is known then.
+        """
+        began_ns = self._clock()
+        files, damage = await self._files()
+        known = [facts.identity for facts in files if facts is not None]
+        epoch = max((identity.stamp.epoch for identity in known), default=0)
+        sequence = max((identity.sequence for identity in known), default=0)
+        recovery: Recovery | None = None
+        for place in by_age(files):
+            facts = files[place]
+            assert facts is not None
+            recovery = await self._from_checkpoint(place, facts, damage)
+            if recovery is not None:
+                break
+            files[place] = None
+        if recovery is None:
+            point = beginning(self._formatted_by())
+            recovery = Recovery(Restored(self._limits, began_ns), point, point.position)
+            if damage:
+                # The journal alone may no longer reach back to the beginning: what it can say is still true.
+                recovery.restored.note_damage()
+        recovery.damage = damage
+        recovery.epoch_max, recovery.sequence_max = max(self._superblock.stamp.epoch, epoch), sequence
+        self._note_files(recovery, files)
+        await self._replay(recovery)
+        recovery.objects = recovery.restored.live_objects
+        recovery.duration_ns = self._clock() - began_ns
+        return recovery
+
+    def _formatted_by(self) -> Stamp:
+        stamp = self._superblock.stamp
+        return Stamp(stamp.card_uuid, 0, bytes(len(stamp.run_id)))
+
+    # --- checkpoints ----------------------------------------------------------------------------------------
+
+    def _regions(self) -> tuple[Region, Region]:
+        return self._layout.checkpoint_a, self._layout.checkpoint_b
+
+    async def _files(self) -> tuple[list[FileFacts | None], list[str]]:
+        files: list[FileFacts | None] = []
+        damage: list[str] = []
+        for name, region in zip("AB", self._regions(), strict=True):
+            header = await self._blocks.read(region.offset_bytes, BLOCK_BYTES)
+            closing = await self._blocks.read(region.end_bytes - BLOCK_BYTES, BLOCK_BYTES)
+            try:
+                facts = decode_ends(
+                    header,
+                    closing,
+                    region_bytes=region.length_bytes,
+                    card_uuid=self._superblock.stamp.card_uuid,
+                    kind=FileKind.CHECKPOINT,
+                )
+            except FormatError as error:
+                # Also the ordinary trace of a run that ended while it wrote a checkpoint.
+                log.info("checkpoint %s is not usable: %s", name, error)
+                if error.code not in {"incomplete", "foreign_card"}:
+                    damage.append(f"checkpoint {name}: {error}")
+                facts = None
+            files.append(facts)
+        return files, damage
+
+    async def _from_checkpoint(self, place: int, facts: FileFacts, damage: list[str]) -> Recovery | None:
+        """Read a checkpoint whole, or return None: then the older one has to do."""
+        region = self._regions()[place]
+        reader = TableReader(region.length_bytes, facts)
+        restored = Restored(self._limits, self._clock())
+        start, totals = facts.identity.start, facts.totals
+        restored.begin(start.next_lsn, totals.used_stamp_max, totals.generation_max)
+        for offset_bytes, length_bytes in reader.ranges():
+            length = min(length_bytes, region.length_bytes - offset_bytes)
+            chunk = reader.decode(await self._blocks.read(region.offset_bytes + offset_bytes, length))
+            if chunk is not None:
+                _add(restored, chunk)
+        try:
+            reader.finish()
+        except FormatError as error:
+            damage.append(f"checkpoint {'AB'[place]}: {error}")
+            log.warning("checkpoint %s is damaged, the older one is used: %s", "AB"[place], error)
+            return None
+        return Recovery(restored, start, start.position, checkpoint_objects=restored.live_objects)
+
+    @staticmethod
+    def _note_files(recovery: Recovery, files: list[FileFacts | None]) -> None:
+        """Keep what is valid valid: the journal is needed from the start of the older checkpoint on."""
+        ages = by_age(files)
+        for place in ages:
+            facts = files[place]
+            assert facts is not None
+            recovery.starts[place] = facts.identity.start.position
+        if ages:
+            recovery.newest_in = ages[0]
+        known = [start for start in recovery.starts if start is not None]
+        recovery.needed_from = min([recovery.needed_from, *known])
+
+    # --- journal --------------------------------------------------------------------------------------------
+
+    async def _replay(self, recovery: Recovery) -> None:
+        region = self._layout.journal
+        scanner = Scanner(region.length_bytes, self._superblock.stamp.card_uuid, recovery.point)
+        while not isinstance(event := scanner.next_event(), End):
+            match event:
+                case Need(offset_bytes, length_bytes):
+                    scanner.feed(await self._blocks.read(region.offset_bytes + offset_bytes, length_bytes))
+                case ScannedBatch():
+                    self._apply(recovery, event)
+                case Gap():
+                    recovery.restored.note_damage()
+                    recovery.damage.append(
+                        f"journal: records {event.first_lsn} to {event.last_lsn} are lost: {event.reason}"
+                    )
+                    log.error("the journal is damaged: %s", recovery.damage[-1])
+        recovery.point = event.point
+
+    def _apply(self, recovery: Recovery, batch: ScannedBatch) -> None:
+        header = batch.header
+        recovery.epoch_max = max(recovery.epoch_max, header.stamp.epoch)
+        recovery.journal_batches += 1
+        recovery.journal_bytes += header.total_bytes
+        try:
+            records = decode_records(batch.body, header.first_lsn, header.record_count)
+        except FormatError as error:
+            recovery.restored.note_damage()
+            recovery.damage.append(f"journal: records {header.first_lsn} to {header.last_lsn}: {error}")
+            return
+        for record in records:
+            recovery.restored.apply(record)
+
+
+def _add(restored: Restored, chunk: Chunk) -> None:
+    columns = chunk.columns
+    if chunk.table is OBJECTS:
+        restored.add_objects(columns)
+    elif chunk.table is EXTENTS:
+        restored.add_extents(columns)
+    elif chunk.table in {NAMESPACES, SCOPES}:
+        names = unpack_names(columns["name"], columns["name_bytes"])
+        named = dict(zip(columns["ident"].tolist(), names, strict=True))
+        if chunk.table is SCOPES:
+            restored.add_names({}, named)
+        else:
+            restored.add_names(_decoded(named), {})
+
+
+def _decoded(names: dict[int, bytes]) -> dict[int, str]:
+    """Return the names that are UTF-8; objects under another one are dropped with it."""
+    decoded: dict[int, str] = {}
+    for ident, name in names.items():
+        with contextlib.suppress(UnicodeDecodeError):
+            decoded[ident] = name.decode()
+    return decoded

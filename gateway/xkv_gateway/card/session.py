@@ -1,0 +1,265 @@
+"""One run on one card, from the index read to the clean stop (FORMAT.md, "Open" from O4 on, and "Clean stop").
+
+    RECOVERING  lookups and loads are served; the run before may still write, so nothing is written
+      |         settled: superblocks and the journal's tail read again, superblocks and run start written
+    OWNED       everything is served
+      |
+    CLOSED      checkpoint, clean superblock
+
+`CardLost` may end it at any time: another run has the card, or somebody destroyed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from xkv_gateway.card import ownership
+from xkv_gateway.card.checkpointer import Checkpointer
+from xkv_gateway.card.fence import CardLost, Fence
+from xkv_gateway.card.format_errors import NoRoom
+from xkv_gateway.card.journal_scan import End, Need, Scanner
+from xkv_gateway.card.recovery import Recoverer
+from xkv_gateway.card.structure import RUN_ID_BYTES
+from xkv_gateway.card.superblock import Chosen
+from xkv_gateway.card.writer import JournalWriter
+from xkv_gateway.core.engine import Engine
+
+if TYPE_CHECKING:
+    from xkv_gateway.card.blocks import CardBlocks
+    from xkv_gateway.card.opening import OpenOptions
+    from xkv_gateway.card.recovery import Recovery
+    from xkv_gateway.card.store import CardStore
+    from xkv_gateway.card.superblock import Superblock
+    from xkv_nvmeof.blockdev import BlockDevice
+
+log = logging.getLogger(__name__)
+
+PRESSURE_SHARE: Final = 4
+"""Stores wait while less than this part (1/4) of the ring would be left for what is under way already."""
+RECORD_BYTES_PER_STORE: Final = 128
+"""What an object that is being stored will take in the journal: its put, its delete and its freed record."""
+
+
+class Phase(Enum):
+    """How far the run is."""
+
+    RECOVERING = "recovering"
+    OWNED = "owned"
+    CLOSED = "closed"
+
+
+class CardSession:
+    """Everything that one run does to its card beside payloads. Made by `opening.open_card`.
+
+    Args:
+        device: the card.
+        blocks: access to its structures.
+        superblock: the newest whole one.
+        first_copy: the copy of the superblock to write first.
+        recovery: what was read.
+        options: who opens, and how.
+        settled_at_ns: from when on the run before certainly cannot write any more.
+        taken: the superblocks are written already (takeover).
+    """
+
+    def __init__(
+        self,
+        device: BlockDevice,
+        blocks: CardBlocks,
+        superblock: Superblock,
+        first_copy: int,
+        recovery: Recovery,
+        options: OpenOptions,
+        *,
+        settled_at_ns: int,
+        taken: bool,
+    ) -> None:
+        self.superblock = superblock
+        self.recovery = recovery
+        self.phase = Phase.RECOVERING
+        self.settled_at_ns = settled_at_ns
+        self.journal: JournalWriter | None = None
+        self.checkpointer: Checkpointer | None = None
+        self._device = device
+        self._blocks = blocks
+        self._first_copy = first_copy
+        self._options = options
+        self._taken = taken
+        self._fence = self._new_fence(beating=False)
+        self.engine = self._new_engine()
+
+    def _new_fence(self, *, beating: bool) -> Fence:
+        clock, wall_clock = self._options.clock, self._options.wall_clock
+        return Fence(
+            self._device, self._blocks, self.superblock, clock=clock, wall_clock=wall_clock, beating=beating
+        )
+
+    def _new_engine(self) -> Engine:
+        return Engine(
+            self._options.limits_of(self.superblock.layout),
+            digest_secret=self.superblock.digest_secret,
+            entropy=self._options.entropy,
+            restored=self.recovery.restored,
+        )
+
+    # --- what the store asks --------------------------------------------------------------------------------
+
+    @property
+    def readable(self) -> bool:
+        """Whether lookups and loads may be answered from the index now."""
+        return self.phase is not Phase.CLOSED and self._fence.fresh
+
+    @property
+    def writable(self) -> bool:
+        """Whether anything may be written."""
+        return self.phase is Phase.OWNED
+
+    @property
+    def pressed(self) -> bool:
+        """Whether the journal must first be relieved by a checkpoint before more is begun."""
+        if self.journal is None:
+            return False
+        under_way = self.engine.usage().reserved_objects * RECORD_BYTES_PER_STORE
+        return self.journal.free_bytes - under_way < self.journal.ring_bytes // PRESSURE_SHARE
+
+    # --- the run --------------------------------------------------------------------------------------------
+
+    async def run(self, store: CardStore) -> None:
+        """Take the card when it is settled, then keep it, until cancelled.
+
+        Raises:
+            CardLost: the card is not ours any more.
+            CardFailed: the controller refuses what the card needs.
+        """
+        fence = asyncio.create_task(self._fence.run(), name="fence")
+        try:
+            await self._until(self._settle(store), fence)
+        finally:
+            fence.cancel()
+            with suppress(asyncio.CancelledError, CardLost):
+                await fence
+        journal, checkpointer = await self._take()
+        self.journal, self.checkpointer = journal, checkpointer
+        self._fence = self._new_fence(beating=True)
+        await self._fence.verify()
+        self.phase = Phase.OWNED
+        store.start_journal(journal)
+        log.info("the card is ours: epoch %d", self.superblock.stamp.epoch)
+        await self._until(journal.run(), self._fence.run(), checkpointer.run(), self._relieve(store))
+
+    @staticmethod
+    async def _until(*works: object) -> None:
+        """Run until one of them ends, then end the others; raise what it raised."""
+        tasks = [asyncio.ensure_future(work) for work in works]  # type: ignore[call-overload]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _relieve(self, store: CardStore) -> None:
+        """After each group of records: a checkpoint if it is time; wake stores that wait for the journal."""
+        assert self.journal is not None
+        assert self.checkpointer is not None
+        while True:
+            self.checkpointer.look()
+            if not self.pressed:
+                store.space_may_be_free()
+            await self.journal.changed()
+
+    async def _settle(self, store: CardStore) -> None:
+        """Wait until nothing of the run before can land any more; then see whether something has landed."""
+        delay_s = (self.settled_at_ns - self._options.clock()) / 1e9
+        if delay_s <= 0:
+            return
+        log.info("writes begin in %.1f s, when the run before certainly cannot write any more", delay_s)
+        await asyncio.sleep(delay_s)
+        await self._require_unchanged()
+        if await self._tail_moved():
+            log.warning("records of the run before came late: the index is read again")
+            async with store.suspended():
+                limits = self._options.limits_of(self.superblock.layout)
+                recoverer = Recoverer(self._blocks, self.superblock, limits, self._options.clock)
+                self.recovery = await recoverer.run()
+                self.engine = store.engine = self._new_engine()
+
+    async def _require_unchanged(self) -> None:
+        found = await ownership.read_superblocks(self._blocks, self.superblock.layout.size_bytes)
+        if not isinstance(found, Chosen) or found.superblock.stamp != self.superblock.stamp:
+            raise CardLost("another gateway opened the card at the same time")
+
+    async def _tail_moved(self) -> bool:
+        region, point = self.superblock.layout.journal, self.recovery.point
+        scanner = Scanner(region.length_bytes, self.superblock.stamp.card_uuid, point)
+        while isinstance(event := scanner.next_event(), Need):
+            scanner.feed(
+                await self._blocks.read(region.offset_bytes + event.offset_bytes, event.length_bytes)
+            )
+        return not isinstance(event, End) or event.point != point
+
+    async def _take(self) -> tuple[JournalWriter, Checkpointer]:
+        options, recovery = self._options, self.recovery
+        if not self._taken:
+            epoch = 1 + max(self.superblock.stamp.epoch, recovery.epoch_max)
+            self.superblock = ownership.owned(
+                self.superblock,
+                options.owner,
+                epoch=epoch,
+                run_id=options.entropy(RUN_ID_BYTES),
+                wall_ns=options.wall_clock(),
+            )
+            await ownership.write_both(self._blocks, self.superblock, first_copy=self._first_copy)
+        layout, stamp = self.superblock.layout, self.superblock.stamp
+        journal = JournalWriter(
+            self._blocks,
+            layout.journal,
+            stamp,
+            recovery.point,
+            recovery.needed_from,
+            self._verify,
+            flush=options.flush,
+        )
+        checkpointer = Checkpointer(
+            self._blocks,
+            (layout.checkpoint_a, layout.checkpoint_b),
+            stamp,
+            self.engine,
+            journal,
+            options.clock,
+            (recovery.sequence_max, recovery.newest_in),
+            (recovery.starts[0], recovery.starts[1]),
+        )
+        try:
+            await journal.start_run()
+        except NoRoom:
+            # Runs that died young have used up what is kept free for them.
+            await checkpointer.write(of_what_is_durable=True)
+            await journal.start_run()
+        return journal, checkpointer
+
+    async def _verify(self) -> None:
+        # The fence changes when the run becomes the owner.
+        await self._fence.verify()
+
+    async def stop(self) -> bool:
+        """End in order: all records durable, a checkpoint, a clean superblock. The caller bounds it; no requests are left.
+
+        Returns:
+            Whether the card is clean now.
+        """
+        if self.phase is not Phase.OWNED or self.journal is None or self.checkpointer is None:
+            self.phase = Phase.CLOSED
+            return False
+        await self.journal.reached(self.engine.last_lsn)
+        await self.checkpointer.write()
+        self.phase = Phase.CLOSED
+        self.superblock = ownership.closed(self.superblock)
+        await ownership.write_both(self._blocks, self.superblock, first_copy=0)
+        return True

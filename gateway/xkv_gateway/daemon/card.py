@@ -1,0 +1,122 @@
+"""Opens the attached card: who we are, how the card is formatted if it is blank, what the engine is built for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from xkv_gateway.card.blocks import CardBlocks
+from xkv_gateway.card.opening import FormatWish, OpenOptions, open_card
+from xkv_gateway.card.ownership import Owner
+from xkv_gateway.card.runs import DataArea
+from xkv_gateway.card.store import CardStore
+from xkv_gateway.core.types import EngineLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_gateway.card.layout import Layout
+    from xkv_gateway.card.session import CardSession
+    from xkv_gateway.config import Config
+    from xkv_gateway.state import HostIdentity
+    from xkv_gateway.target.attach import AttachedCard
+
+log = logging.getLogger(__name__)
+
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+OWNER_BYTES_MAX: Final = 64
+
+
+def engine_limits(config: Config, layout: Layout) -> EngineLimits:
+    """Return what the engine is built for on a card of this layout."""
+    limits, capacity_bytes = config.control.limits, layout.capacity_au * layout.au_bytes
+    leased_bytes = limits.leased_bytes_per_scope
+    return EngineLimits(
+        capacity_au=layout.capacity_au,
+        au_bytes=layout.au_bytes,
+        max_objects=layout.max_objects,
+        object_bytes_max=limits.object_bytes,
+        lease_ttl_max_ns=limits.lease_ms * 1_000_000,
+        leases_per_scope_max=limits.leases_per_scope,
+        leased_bytes_per_scope_max=capacity_bytes // 2 if leased_bytes is None else leased_bytes,
+        eviction_high_watermark=config.eviction.high_watermark,
+        eviction_low_watermark=config.eviction.low_watermark,
+    )
+
+
+def owner_of(config: Config, identity: HostIdentity) -> Owner:
+    """Return who opens the card, for the superblock."""
+    boot_id = bytes(16)
+    with suppress(OSError, ValueError):
+        boot_id = uuid.UUID(BOOT_ID.read_text(encoding="ascii").strip()).bytes
+    host = socket.gethostname().encode()[:OWNER_BYTES_MAX].decode(errors="ignore")
+    return Owner(
+        name=host,
+        host_nqn=identity.host_nqn,
+        host_id=identity.host_id.bytes,
+        boot_id=boot_id,
+        pid=os.getpid(),
+        keep_alive_ms=config.nvme.keep_alive_ms,
+        lease_max_ns=config.control.limits.lease_ms * 1_000_000,
+    )
+
+
+async def open_attached(
+    config: Config,
+    attached: AttachedCard,
+    identity: HostIdentity,
+    *,
+    takeover: bool,
+    clock: Callable[[], int],
+    wall_clock: Callable[[], int],
+    entropy: Callable[[int], bytes],
+) -> tuple[CardSession, CardStore]:
+    """Return the run on the card, and the store that serves it.
+
+    Raises:
+        CardUnavailableError: the card may not, or cannot, be opened.
+    """
+    soft = attached.soft_card is not None
+    options = OpenOptions(
+        owner=owner_of(config, identity),
+        limits_of=lambda layout: engine_limits(config, layout),
+        clock=clock,
+        wall_clock=wall_clock,
+        entropy=entropy,
+        flush=config.card.durability == "power",
+        # Its file is locked by the process that we started: the one that served the run before has ended.
+        exclusive=soft,
+        takeover=takeover,
+        # Nothing but an empty soft card is ever formatted without being asked for.
+        format_blank=FormatWish(config.card.au, config.card.max_objects) if soft else None,
+    )
+    device = attached.device
+    session = await open_card(device, CardBlocks(device), options)
+    layout = session.superblock.layout
+    if layout.au_bytes != config.card.au and "au" in config.card.model_fields_set:
+        log.warning("card.au is ignored: the card was formatted with units of %d bytes", layout.au_bytes)
+    area = DataArea(layout.data.offset_bytes, layout.au_bytes, layout.block_bytes)
+    store = CardStore(session.engine, device, area, None, clock, session)
+    _log_recovery(session)
+    return session, store
+
+
+def _log_recovery(session: CardSession) -> None:
+    recovery = session.recovery
+    log.info(
+        "read the index in %.2f s: %d objects, %d of them from a checkpoint; %d journal batches (%d bytes)",
+        recovery.duration_ns / 1e9,
+        recovery.objects,
+        recovery.checkpoint_objects,
+        recovery.journal_batches,
+        recovery.journal_bytes,
+    )
+    for damage in recovery.damage:
+        log.error("the card is damaged: %s", damage)
+    if recovery.restored.dropped_objects:
+        log.error("%d objects were given up because of the damage", recovery.restored.dropped_objects)
