@@ -10,7 +10,7 @@ from tests.sim.device import Faults, SimDevice
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Medium
 from xkv_gateway.card.journal import VolatileJournal
-from xkv_gateway.card.opening import RESERVED_BYTES, layout_of
+from xkv_gateway.card.runs import DataArea
 from xkv_gateway.card.save import Save
 from xkv_gateway.card.store import CardStore
 from xkv_gateway.core.engine import Engine
@@ -19,16 +19,16 @@ from xkv_gateway.core.types import BeginStore, StoreStatus
 
 def test_who_waits_for_a_record_that_is_durable_already_does_not_wait() -> None:
     async def work(loop: SimLoop) -> None:
-        device = SimDevice(loop, Medium(2 * RESERVED_BYTES + 32 * 4096, 512), random.Random(1), Faults())
+        device = SimDevice(loop, Medium(32 * 4096, 512), random.Random(1), Faults())
         engine = Engine(LIMITS, digest_secret=bytes(32), entropy=random.Random(1).randbytes)
-        area = layout_of(device.geometry, LIMITS.au_bytes).area
+        area = DataArea(0, LIMITS.au_bytes, 512)
         store = CardStore(engine, device, area, VolatileJournal(), loop.clock)
         request = BeginStore("", b"", [b"key"], [100])
         save = Save(store, request, [memoryview(bytes(100))], loop.clock() + 1_000_000)
         assert await save.run() == [StoreStatus.STORED]
         before_ns = loop.clock()
         async with asyncio.timeout(60):
-            await store.durable(engine.last_lsn)
+            await store.durable(engine.last_lsn, before_ns + 1_000_000_000)
         assert loop.clock() == before_ns
         store.close()
 

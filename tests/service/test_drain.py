@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.sim.device import Faults
-from tests.sim.gateway import Gateway, Parts, Settings
+from tests.sim.gateway import RESERVED_BYTES, Gateway, Parts, Settings
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Medium
-from xkv_gateway.card.opening import RESERVED_BYTES
 from xkv_gateway.core.types import EngineLimits
 from xkv_rpc import messages as m
 from xkv_rpc.errors import ErrorCode, RpcError
@@ -41,7 +40,7 @@ def _store(key: bytes) -> tuple[m.Store, list[bytes]]:
 
 async def _drained_after(loop: SimLoop, turns: int) -> None:
     breaches: list[str] = []
-    medium = Medium(2 * RESERVED_BYTES + 32 * UNIT, 512)
+    medium = Medium(RESERVED_BYTES + 32 * UNIT, 512)
     gateway = Gateway(loop, medium, random.Random(1), SETTINGS, Parts(), breaches.append)
     (reply, _) = await gateway.ask(1, *_store(b"held"))
     assert reply == m.StoreReply(["stored"])

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from tests.sim.oracle import LoadAsked, Oracle
     from tests.sim.workload import Swarm
 
-EXPECTED_ERRORS = frozenset({ErrorCode.CARD_OFFLINE, ErrorCode.BUSY, ErrorCode.TOO_LARGE, ErrorCode.UNKNOWN_LEASE})
+EXPECTED_ERRORS = frozenset(
+    {ErrorCode.CARD_OFFLINE, ErrorCode.BUSY, ErrorCode.TOO_LARGE, ErrorCode.UNKNOWN_LEASE}
+)
 
 
 class Client:
     """One connection."""
 
-    def __init__(self, peer: int, swarm: Swarm, rng: random.Random, oracle: Oracle, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, peer: int, swarm: Swarm, rng: random.Random, oracle: Oracle, note: Callable[[str], None]
+    ) -> None:
         self._peer = peer
         self._swarm = swarm
         self._rng = rng
@@ -55,7 +59,9 @@ class Client:
         contents = []
         for identity in self._draw():
             version = oracle.next_version()
-            contents.append((identity, version, payload_of(identity, version, self._swarm.size_bytes(self._rng))))
+            contents.append(
+                (identity, version, payload_of(identity, version, self._swarm.size_bytes(self._rng)))
+            )
         await self.store_these(gateway, contents)
 
     async def store_these(self, gateway: Gateway, contents: list[tuple[Identity, int, bytes]]) -> list[str]:
@@ -65,7 +71,9 @@ class Client:
         sizes = [len(payload) for payload in payloads]
         errors_before = gateway.device.injected.errors
         attempts = oracle.store_asked(self._peer, contents)
-        said = ", ".join(f"{identity} version {version} ({len(p)} bytes)" for identity, version, p in contents)
+        said = ", ".join(
+            f"{identity} version {version} ({len(p)} bytes)" for identity, version, p in contents
+        )
         self._note(f"client {self._peer}: store {said}")
         keys = [identity.key for identity, _, _ in contents]
         token, region = self._region(gateway, sizes)
@@ -133,7 +141,8 @@ class Client:
         arrived = iter(payloads)
         found = [next(arrived) if status == "ok" else None for status in reply.results]
         if next(arrived, None) is not None or any(
-            payload is not None and len(payload) != size for payload, size in zip(found, reply.sizes, strict=True)
+            payload is not None and len(payload) != size
+            for payload, size in zip(found, reply.sizes, strict=True)
         ):
             self._oracle.blame("a load whose payloads are not those of its sizes")
         self._oracle.load_answered(asked, reply.results, found)
@@ -238,4 +247,6 @@ class Client:
                 self._oracle.blame(f"a {what} was answered with {reply.code}")
         else:
             results = getattr(reply, "results", None)
-            self._note(f"client {self._peer}: {what} -> {', '.join(results) if results is not None else 'done'}")
+            self._note(
+                f"client {self._peer}: {what} -> {', '.join(results) if results is not None else 'done'}"
+            )

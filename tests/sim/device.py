@@ -287,7 +287,8 @@ class SimDevice:
 
         if earlier is not None:
             self._loop.call_later(
-                self._rng.randrange(executes_ns + 1) / 1e9, lambda: None if future.done() or self._dead else earlier()
+                self._rng.randrange(executes_ns + 1) / 1e9,
+                lambda: None if future.done() or self._dead else earlier(),
             )
         self._loop.call_later(executes_ns / 1e9, effect)
         self._loop.call_later(duration_ns / 1e9, self._complete, future, fails)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from tests.sim.device import Faults, SimDevice
+from tests.sim.device import SimDevice
 from tests.sim.journal import SimJournal
-from xkv_gateway.card.opening import layout_of, require_unclaimed
+from xkv_gateway.card.runs import DataArea
 from xkv_gateway.card.store import CardStore
 from xkv_gateway.core.engine import Engine
 from xkv_gateway.service.control import ControlService
@@ -21,15 +20,19 @@ from xkv_rpc.calls import Call
 from xkv_rpc.errors import ErrorCode, RpcError
 
 if TYPE_CHECKING:
+    import asyncio
     import random
     from collections.abc import Callable, Sequence
 
+    from tests.sim.device import Faults
     from tests.sim.loop import SimLoop
     from tests.sim.medium import Medium
     from xkv_gateway.core.types import EngineLimits
     from xkv_rpc.calls import Buffer
 
 SECRET: Final = bytes(range(32))
+RESERVED_BYTES: Final = 64 << 10
+"""In front of the data area."""
 
 
 class GatewayGone(Exception):  # noqa: N818 - a fact for the client
@@ -99,7 +102,9 @@ Judge = "Callable[[m.Reply | RpcError], None]"
 class _Sink:
     """Where answers go. `judge` sees each at the moment it is given."""
 
-    def __init__(self, gateway: Gateway, future: asyncio.Future[Answer], judge: Callable[[Any], None] | None) -> None:
+    def __init__(
+        self, gateway: Gateway, future: asyncio.Future[Answer], judge: Callable[[Any], None] | None
+    ) -> None:
         self._gateway = gateway
         self._future = future
         self._judge = judge
@@ -124,7 +129,13 @@ class Gateway:
     """A gateway that serves a medium, until it is killed."""
 
     def __init__(
-        self, loop: SimLoop, medium: Medium, rng: random.Random, settings: Settings, parts: Parts, blame: Callable[[str], None]
+        self,
+        loop: SimLoop,
+        medium: Medium,
+        rng: random.Random,
+        settings: Settings,
+        parts: Parts,
+        blame: Callable[[str], None],
     ) -> None:
         self.blame = blame
         self.gone = False
@@ -132,16 +143,14 @@ class Gateway:
         self._loop = loop
         self._rng = rng
         self._requests = 0
-        self._open: set[asyncio.Future[Answer]] = set()
+        self._open: dict[asyncio.Future[Answer], None] = {}
         self.clock = loop.clock
         self.device = SimDevice(loop, medium, rng, settings.faults)
-        layout = layout_of(self.device.geometry, settings.limits.au_bytes)
-        self.area = layout.area
-        limits = replace(settings.limits, capacity_au=layout.capacity_au)
-        self.limits = limits
+        limits = self.limits = settings.limits
+        self.area = DataArea(RESERVED_BYTES, limits.au_bytes, medium.block_bytes)
         self.engine = parts.engine(limits, digest_secret=SECRET, entropy=rng.randbytes)
         self.journal = parts.journal(self.device, rng, blame, settings.journal_delay_ns_max)
-        self.store = CardStore(self.engine, self.device, layout.area, self.journal, loop.clock)
+        self.store = CardStore(self.engine, self.device, self.area, self.journal, loop.clock)
         self.service = parts.service(
             self.store,
             _hello,
@@ -150,12 +159,6 @@ class Gateway:
             store_wait_ns=settings.store_wait_ns,
             inline_loads_bytes_max=settings.inline_loads_bytes_max,
         )
-
-    async def open(self) -> None:
-        """As the daemon does: never on somebody's data."""
-        calm, self.device.faults = self.device.faults, Faults()
-        await require_unclaimed(self.device)
-        self.device.faults = calm
 
     @property
     def online(self) -> bool:
@@ -171,12 +174,16 @@ class Gateway:
         return xxhash.xxh3_64_intdigest(payload)
 
     def ask(
-        self, peer: int, request: m.Request, payloads: Sequence[bytes] = (), judge: Callable[[Any], None] | None = None
+        self,
+        peer: int,
+        request: m.Request,
+        payloads: Sequence[bytes] = (),
+        judge: Callable[[Any], None] | None = None,
     ) -> asyncio.Future[Answer]:
         """Send a request; the future holds the answer, or GatewayGone."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._open.add(future)
-        future.add_done_callback(self._open.discard)
+        self._open[future] = None
+        future.add_done_callback(self._open.pop)
         self._requests += 1
         call = Call(
             _Sink(self, future, judge),

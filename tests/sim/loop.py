@@ -173,7 +173,9 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _keep_failure(self, loop: object, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        self.failures.append(error if error is not None else SimulationError(f"{context['message']} {context.get('task')}"))
+        self.failures.append(
+            error if error is not None else SimulationError(f"{context['message']} {context.get('task')}")
+        )
 
     def _abandon(self) -> None:
         """End the tasks that are left; what they raise on the way out is of no interest."""

@@ -173,4 +173,6 @@ class Medium:
 def read_image(image: Image, offset_bytes: int, length_bytes: int) -> bytes:
     """Bytes of an image."""
     first = offset_bytes // SECTOR_BYTES
-    return b"".join(image.get(sector, ZEROES) for sector in range(first, first + length_bytes // SECTOR_BYTES))
+    return b"".join(
+        image.get(sector, ZEROES) for sector in range(first, first + length_bytes // SECTOR_BYTES)
+    )

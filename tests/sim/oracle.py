@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.sim.values import Identity, whose
+from xkv_gateway.card.save import DURABLE_WAIT_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from tests.sim.replay import Digest, Entry
 
 NEVER = math.inf
-NEVER_VISIBLE = frozenset({"exists", "in_progress", "no_space", "too_large", "io_error", "cancelled", "refused"})
+NEVER_VISIBLE = frozenset(
+    {"exists", "in_progress", "no_space", "too_large", "io_error", "cancelled", "refused"}
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +43,7 @@ class Attempt:
     payload: bytes
     client: int
     asked: int
+    asked_ns: int
     status: str | None = None
     answered: int | None = None
     gone: float = NEVER
@@ -116,21 +120,31 @@ class Oracle:
     def store_asked(self, client: int, contents: Iterable[tuple[Identity, int, bytes]]) -> list[Attempt]:
         """A store of (identity, version, payload) leaves."""
         self._sequence += 1
-        attempts = [Attempt(i, version, payload, client, self._sequence) for i, version, payload in contents]
+        now_ns = self.gateway.clock()
+        attempts = [
+            Attempt(i, version, payload, client, self._sequence, now_ns) for i, version, payload in contents
+        ]
         for attempt in attempts:
             self.identities[attempt.identity.tag] = attempt.identity
             self._attempts.setdefault(attempt.identity, []).append(attempt)
         return attempts
 
-    def store_answered(self, attempts: Sequence[Attempt], statuses: Sequence[str], errors_before: int) -> None:
+    def store_answered(
+        self, attempts: Sequence[Attempt], statuses: Sequence[str], errors_before: int
+    ) -> None:
         """Each has its status."""
         self._sequence += 1
         journal = self.gateway.journal
         for attempt, status in zip(attempts, statuses, strict=True):
             attempt.status, attempt.answered = status, self._sequence
+            if status == "io_error" and self.gateway.clock() - attempt.asked_ns >= DURABLE_WAIT_NS:
+                attempt.status = "unknown"  # written, and nobody knows whether its record will be durable
             where = f"store of {attempt.identity} version {attempt.version}: {status}"
             if status == "stored":
-                if (self.digest_of(attempt.identity), self.gateway.checksum_of(attempt.payload)) not in journal.durable.ever:
+                if (
+                    self.digest_of(attempt.identity),
+                    self.gateway.checksum_of(attempt.payload),
+                ) not in journal.durable.ever:
                     self.blame(f"{where}, and its record is not durable (R2)")
             elif status == "io_error" and self.gateway.device.injected.errors == errors_before:
                 self.blame(f"{where}, and the device did nothing wrong")
@@ -138,7 +152,9 @@ class Oracle:
                 self.blame(f"{where}, and nobody else is writing it")
             elif status == "cancelled" and not self._removals.get(attempt.identity):
                 self.blame(f"{where}, and nobody deleted it")
-            elif status == "exists" and not any(a.may_be_visible for a in self._attempts[attempt.identity] if a is not attempt):
+            elif status == "exists" and not any(
+                a.may_be_visible for a in self._attempts[attempt.identity] if a is not attempt
+            ):
                 self.blame(f"{where}, and nobody ever stored it")
 
     def _overlapping(self, attempt: Attempt) -> bool:
@@ -157,7 +173,9 @@ class Oracle:
         for identity in identities:
             self._removals[identity] = self._removals.get(identity, 0) + 1
             # What another connection is still writing may wait for room and come later.
-            gone += [a for a in self._attempts.get(identity, ()) if a.client == client or a.answered is not None]
+            gone += [
+                a for a in self._attempts.get(identity, ()) if a.client == client or a.answered is not None
+            ]
         # A store that was cut short may have been waiting for its record: then it comes before the removal.
         return gone
 
@@ -207,7 +225,9 @@ class Oracle:
                 self.blame(f"lookup shows {identity} with {size_bytes} bytes, which nobody stored")
         if len(sizes) < len(identities) and online:
             identity = identities[len(sizes)]
-            self._miss_must_be_explained(identity, journal.latest.live.get(self.digest_of(identity)), "lookup")
+            self._miss_must_be_explained(
+                identity, journal.latest.live.get(self.digest_of(identity)), "lookup"
+            )
         if lease is not None:
             covered = {i for i, size_bytes in zip(identities, sizes, strict=False) if size_bytes is not None}
             first = identities[0]
@@ -250,7 +270,9 @@ class Oracle:
             gateway.clock(),
         )
 
-    def load_answered(self, asked: LoadAsked, statuses: Sequence[str], payloads: Sequence[bytes | None]) -> None:
+    def load_answered(
+        self, asked: LoadAsked, statuses: Sequence[str], payloads: Sequence[bytes | None]
+    ) -> None:
         """Judge a load."""
         gateway, lease = self.gateway, asked.lease
         calm = asked.online and gateway.online and gateway.device.injected.errors == asked.device_errors
@@ -261,7 +283,11 @@ class Oracle:
                 self._check_bytes(asked, at, payload)
                 if asked.wiped:
                     self.blame(f"load of {identity} under a lease that was wiped is ok")
-            elif status == "corrupt" and gateway.read_faults == asked.read_faults and not gateway.device.medium.damaged:
+            elif (
+                status == "corrupt"
+                and gateway.read_faults == asked.read_faults
+                and not gateway.device.medium.damaged
+            ):
                 self.blame(f"load of {identity} is corrupt, and the device read nothing wrong (R3, R4)")
             elif status == "io_error" and calm and gateway.read_faults == asked.read_faults:
                 self.blame(f"load of {identity} is io_error, and the device did nothing wrong")
@@ -301,7 +327,9 @@ class Oracle:
         """Judge what a recovery would serve after a power failure now: the bytes of each live object."""
         latest = self.gateway.journal.latest.live
         for identity, payload in found.items():
-            possible = [a for a in self._attempts.get(identity, ()) if a.may_be_visible and not a.gone_for_good]
+            possible = [
+                a for a in self._attempts.get(identity, ()) if a.may_be_visible and not a.gone_for_good
+            ]
             if not any(attempt.payload == payload for attempt in possible):
                 self.blame(f"after a crash {identity} would be: {whose(payload, self.identities)}")
         for identity, attempts in self._attempts.items():

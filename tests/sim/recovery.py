@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.sim.medium import Image, read_image
-from tests.sim.values import Identity
 
 if TYPE_CHECKING:
     import random
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from tests.sim.gateway import Gateway
     from tests.sim.oracle import Oracle
     from tests.sim.replay import Entry, Replay
+    from tests.sim.values import Identity
 
 
 def power_failure_now(gateway: Gateway, oracle: Oracle, rng: random.Random) -> Image:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Digest = tuple[int, int]
 
 
-class RecordFault(AssertionError):
+class RecordFault(AssertionError):  # noqa: N818 - a finding about a record
     """A record that does not follow from those before it."""
 
 
@@ -131,7 +131,9 @@ class Replay:
         named: list[Entry] = []
         for slot, generation in zip(batch.slots.tolist(), batch.generations.tolist(), strict=True):
             entry = self.slots.get(slot)
-            _require(entry is not None and entry.generation == generation, f"slot {slot} holds another object")
+            _require(
+                entry is not None and entry.generation == generation, f"slot {slot} holds another object"
+            )
             assert entry is not None
             named.append(entry)
         return named

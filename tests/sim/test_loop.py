@@ -81,7 +81,7 @@ def test_a_deadlock_is_reported() -> None:
 
 def test_a_livelock_is_reported() -> None:
     async def spin() -> None:
-        while True:
+        while True:  # noqa: ASYNC110 - it shall spin
             await asyncio.sleep(0)
 
     loop = SimLoop(random.Random(1))

@@ -47,7 +47,13 @@ def whose(payload: bytes, identities: dict[int, Identity]) -> str:
     parts: list[str] = []
     for tag, version, size_bytes, place in cells.tolist():
         owner = identities.get(tag)
-        part = f"{owner} version {version} of {size_bytes} bytes" if owner else "zeroes" if not tag else "garbage"
+        part = (
+            f"{owner} version {version} of {size_bytes} bytes"
+            if owner
+            else "zeroes"
+            if not tag
+            else "garbage"
+        )
         if owner and place != len(parts):
             part += " (from another place)"
         parts.append(part)

@@ -1,9 +1,9 @@
 """One seed: a card, a gateway, clients, faults; audits after every step, and the account at the end.
 
-    in every step   engine.audit() (R5), the sum of the usage, the breaches that the oracle found
-    at the end      faults cease; every request is answered; leases and quarantines run out; nothing is reserved, doomed,
-                    quarantined, leased, pinned or waiting; every object is loaded once more; an object of the largest size can be
-                    stored; when all is wiped, all units are free and no name is left
+in every step   engine.audit() (R5), the sum of the usage, the breaches that the oracle found
+at the end      faults cease; every request is answered; leases and quarantines run out; nothing is reserved, doomed,
+                quarantined, leased, pinned or waiting; every object is loaded once more; an object of the largest size can be
+                stored; when all is wiped, all units are free and no name is left
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import Final
 from tests.sim import recovery
 from tests.sim.client import Client
 from tests.sim.device import Faults
-from tests.sim.gateway import SECRET, Gateway, LogTrap, Parts
+from tests.sim.gateway import RESERVED_BYTES, SECRET, Gateway, LogTrap, Parts
 from tests.sim.loop import SimLoop, SimulationError
 from tests.sim.medium import Medium
 from tests.sim.oracle import Oracle
 from tests.sim.values import Identity, payload_of
 from tests.sim.workload import Swarm, draw
-from xkv_gateway.card.opening import RESERVED_BYTES
 from xkv_gateway.core.digest import Digester
 from xkv_nvmeof.blockdev import DeviceState
 
@@ -34,7 +33,7 @@ QUIET_S: Final = 700.0
 """Longer than any lease, quarantine and hold."""
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818 - a finding, not a failure of the simulation
     """An invariant does not hold. The message has the seed and the last of the history."""
 
 
@@ -64,7 +63,7 @@ class World:
         self.swarm: Swarm = draw(random.Random(f"{seed}/swarm"))
         self._loop = SimLoop(random.Random(f"{seed}/loop"), keep_trace=True)
         swarm = self.swarm
-        size_bytes = 2 * RESERVED_BYTES + swarm.units * swarm.settings.limits.au_bytes
+        size_bytes = RESERVED_BYTES + swarm.units * swarm.settings.limits.au_bytes
         self._medium = Medium(size_bytes, swarm.block_bytes)
         digester = Digester(SECRET)
         self.oracle = Oracle(lambda i: _digest(digester, i))
@@ -147,7 +146,9 @@ class World:
         self._note(operation)
         match operation:
             case "break":
-                self.gateway.device.break_connection(1 + rng.randrange(self.swarm.settings.faults.offline_ns_max))
+                self.gateway.device.break_connection(
+                    1 + rng.randrange(self.swarm.settings.faults.offline_ns_max)
+                )
             case "cancel":
                 self.gateway.cancel_one()
             case "probe":
@@ -199,7 +200,6 @@ class World:
             self._loop, self._medium, self._rng, self.swarm.settings, self._parts, self.oracle.blame
         )
         self.oracle.gateway = self.gateway
-        await self.gateway.open()
         self._up.set()
 
     # --- checks -----------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class World:
         gateway = self.gateway
         gateway.device.faults = Faults(settle_ns=gateway.device.faults.settle_ns)
         async with asyncio.timeout(ANSWER_S_MAX):
-            while gateway._open or gateway.device.state is not DeviceState.ONLINE:
+            while gateway._open or gateway.device.state is not DeviceState.ONLINE:  # noqa: ASYNC110 - virtual time
                 await asyncio.sleep(0.1)
         await asyncio.sleep(QUIET_S)
         self._check()
