@@ -23,7 +23,9 @@ class Pool:
         self._lent: set[Wire] = set()
         self._connecting = 0
         self._closed = False
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
 
     def __len__(self) -> int:
         """Connections that are open or being made."""
@@ -44,7 +46,7 @@ class Pool:
         try:
             made = Wire(self._endpoint, self._clock, min(deadline_ns, self._clock() + connect_timeout_ns))
         finally:
-            with self._changed:
+            with self._lock:
                 self._connecting -= 1
                 if made is None:
                     self._changed.notify()
@@ -56,7 +58,7 @@ class Pool:
 
     def _take(self, deadline_ns: int) -> Wire | None:
         """Take an idle connection; None: the caller may make one."""
-        with self._changed:
+        with self._lock:
             while not self._closed:
                 while self._idle:
                     wire = self._idle.pop()
@@ -70,29 +72,34 @@ class Pool:
                 remaining_ns = deadline_ns - self._clock()
                 if remaining_ns <= 0:
                     raise TooManyCallsError("every connection of the client was in use")
-                self._changed.wait(remaining_ns / 1e9)
+                self._waiting += 1
+                try:
+                    self._changed.wait(remaining_ns / 1e9)
+                finally:
+                    self._waiting -= 1
             raise ClientClosedError("the client is closed")
 
     def release(self, wire: Wire) -> None:
         """Give back a connection on which nothing is outstanding."""
-        with self._changed:
+        with self._lock:
             self._lent.discard(wire)
             if not self._closed:
                 self._idle.append(wire)
-                self._changed.notify()
+                if self._waiting:
+                    self._changed.notify()
                 return
         wire.close()
 
     def discard(self, wire: Wire) -> None:
         """Give back a connection that is of no use any more."""
         wire.close()
-        with self._changed:
+        with self._lock:
             self._lent.discard(wire)
             self._changed.notify()
 
     def close(self) -> None:
         """Close what is idle, and end what is lent under its borrower."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             for wire in self._idle:
                 wire.close()

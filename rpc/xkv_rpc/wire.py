@@ -65,10 +65,15 @@ class Wire:
         self._start = self._end = 0
         try:
             self._connect(family, address, deadline_ns)
-        except (OSError, CallTimeoutError, ConnectionLostError) as error:
+        except (TimeoutError, CallTimeoutError):
             self.close()
-            why = error.strerror if isinstance(error, OSError) else "no connection in time"
-            raise GatewayUnreachableError(f"{endpoint}: {why or 'no connection'}") from None
+            raise GatewayUnreachableError(f"{endpoint}: no connection in time") from None
+        except ConnectionLostError:
+            self.close()
+            raise GatewayUnreachableError(f"{endpoint}: the connection ended in the handshake") from None
+        except OSError as error:
+            self.close()
+            raise GatewayUnreachableError(f"{endpoint}: {error.strerror or 'no such address'}") from None
         except BadReplyError:
             self.close()
             raise
@@ -101,7 +106,17 @@ class Wire:
         Raises:
             CallTimeoutError, ConnectionLostError: Part of it may have been sent; close the connection.
         """
-        self._send_all(zmtp.message(header, payloads), deadline_ns)
+        buffers = zmtp.message(header, payloads)
+        if not payloads:
+            # Nearly always the kernel takes a header whole; what is wrong otherwise, `_send_all` will find out.
+            try:
+                sent = self._socket.send(buffers[0])
+            except OSError:
+                sent = 0
+            if sent == len(buffers[0]):
+                return
+            buffers[0] = memoryview(buffers[0])[sent:]
+        self._send_all(buffers, deadline_ns)
 
     def receive(self, deadline_ns: int) -> tuple[bytes, list[memoryview]]:
         """Receive a message: its header, and its payloads.
@@ -111,14 +126,14 @@ class Wire:
         """
         frames: list[memoryview] = []
         while True:
-            head = self._head(deadline_ns)
-            if head.command:
+            flags, body_bytes, _ = head = self._head(deadline_ns)
+            if flags & zmtp.COMMAND:
                 self._command(head, deadline_ns)
                 continue
-            if head.body_bytes > FRAME_BYTES_MAX or len(frames) >= FRAMES_MAX:
+            if body_bytes > FRAME_BYTES_MAX or len(frames) >= FRAMES_MAX:
                 raise BadReplyError("the reply is larger than any of this protocol")
-            frames.append(self._exactly(head.body_bytes, deadline_ns))
-            if not head.more:
+            frames.append(self._exactly(body_bytes, deadline_ns))
+            if not flags & zmtp.MORE:
                 return bytes(frames[0]), frames[1:]
 
     def _command(self, head: zmtp.Head, deadline_ns: int) -> None:
@@ -129,6 +144,8 @@ class Wire:
             self._send_all([answer], deadline_ns)
 
     def _head(self, deadline_ns: int) -> zmtp.Head:
+        if self._start == self._end:
+            self._fill(deadline_ns)
         while True:
             head = zmtp.parse_head(self._view, self._start, self._end)
             if head is not None:

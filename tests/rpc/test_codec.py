@@ -206,7 +206,9 @@ def test_a_version_that_is_no_integer_is_a_bad_request(version: Any) -> None:
     assert (caught.error.code, caught.error.field) == (ErrorCode.BAD_REQUEST, "v")
 
 
-@pytest.mark.parametrize("op", ["", "PING", "reserve", "commit", "abort", "extents", "x" * 300, "x" * 2000, "ping\0"])
+@pytest.mark.parametrize(
+    "op", ["", "PING", "reserve", "commit", "abort", "extents", "x" * 300, "x" * 2000, "ping\0"]
+)
 def test_an_operation_that_is_not_offered_is_unknown(op: str) -> None:
     caught = refusal(packed(op, {}))
     assert (caught.request_id, caught.error.code, caught.error.field) == (7, ErrorCode.UNKNOWN_OP, "op")
