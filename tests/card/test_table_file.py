@@ -149,7 +149,12 @@ def test_a_file_that_is_not_closed_is_incomplete_at_every_step() -> None:
     old: Rows = [(OBJECTS, columns(OBJECTS, 2500))]
     written(old, region)
     writer = TableWriter(REGION_BYTES, identity(sequence=6))
-    steps = [*writer.open_pieces(), *writer.chunks(OBJECTS, columns(OBJECTS, 2500, seed=2))]
+    opened = writer.open_pieces()
+    assert [(piece.offset_bytes, any(piece.data)) for piece in opened] == [
+        (0, True),
+        (REGION_BYTES - 4096, False),
+    ]
+    steps = [*opened, *writer.chunks(OBJECTS, columns(OBJECTS, 2500, seed=2))]
     for piece in steps:
         put(region, [piece])
         with pytest.raises(Incomplete):
