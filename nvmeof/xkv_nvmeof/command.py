@@ -41,12 +41,13 @@ CommandId = NewType("CommandId", int)
 QueueId = NewType("QueueId", int)
 
 _SQE: Final = Struct("<BBHIIIQQI3xB6I")
-_CQE: Final = Struct("<IIHHHH")
+CQE: Final = Struct("<IIHHHH")
+"""Completion entry: dwords 0 and 1, SQHD, SQID, CID, status field with phase bit."""
 _SGL: Final = Struct("<QI3xB")
 _CONNECT_DATA: Final = Struct("<16sH238x256s256s256x")
 _DSM_RANGE: Final = Struct("<IIQ")
 assert _SQE.size == SQE_BYTES
-assert _CQE.size == CQE_BYTES
+assert CQE.size == CQE_BYTES
 assert _CONNECT_DATA.size == CONNECT_DATA_BYTES
 assert _DSM_RANGE.size == DSM_RANGE_BYTES
 
@@ -188,7 +189,7 @@ class CompletionEntry:
             | int(self.more) << 14
             | int(self.do_not_retry) << 15
         )
-        return _CQE.pack(self.dw0, self.dw1, self.sqhd, self.sqid, self.cid, status)
+        return CQE.pack(self.dw0, self.dw1, self.sqhd, self.sqid, self.cid, status)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> CompletionEntry:
@@ -199,7 +200,7 @@ class CompletionEntry:
         """
         if len(data) != CQE_BYTES:
             raise CommandFormatError(f"a completion entry has {CQE_BYTES} bytes, not {len(data)}")
-        dw0, dw1, sqhd, sqid, cid, field = _CQE.unpack(data)
+        dw0, dw1, sqhd, sqid, cid, field = CQE.unpack(data)
         status = (field >> 1 & 0xFF) | (field >> 9 & 7) << 8
         return cls(
             cid, status, sqhd, sqid, dw0, dw1, bool(field >> 15), bool(field >> 14 & 1), field >> 12 & 3

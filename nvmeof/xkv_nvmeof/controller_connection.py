@@ -125,7 +125,12 @@ class ControllerConnection:
             return
         if data is not None:
             self._buffers.release(data)
-        self.reply(command.cid, Reply(status))
+        if self.state in _CLOSED:
+            return
+        if status == Status.SUCCESS:
+            self.sender.success(command.cid)
+        else:
+            self.sender.reply(command.cid, Reply(status))
 
     def lost(self) -> None:
         """The TCP connection is gone, from either side."""

@@ -19,6 +19,8 @@ from xkv_nvmeof.controller_types import (
 from xkv_nvmeof.spec import DSM_RANGE_BYTES, NSID_BROADCAST, PSDT_SGL, IoOpcode, SglType, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xkv_nvmeof.controller_types import CardConfig, NamespaceInfo
 
 _PROTECTION: Final = 0x3C00_0000
@@ -45,11 +47,12 @@ def judge(entry: SubmissionEntry, capsule_bytes: int, config: CardConfig) -> Jud
     opcode = entry.opcode
     if opcode == IoOpcode.FLUSH:
         return _flush(entry, namespace)
-    if opcode not in _JUDGES:
+    judge_one = _JUDGES.get(opcode)
+    if judge_one is None:
         return Status.INVALID_OPCODE
     if entry.nsid != namespace.nsid:
         return Status.INVALID_NAMESPACE
-    return _JUDGES[IoOpcode(opcode)](entry, capsule_bytes, config)
+    return judge_one(entry, capsule_bytes, config)
 
 
 def execute(
@@ -163,7 +166,7 @@ def _ranges(entry: SubmissionEntry, data: memoryview, namespace: NamespaceInfo) 
     return DeallocateCommand(entry.cid, spans)
 
 
-_JUDGES: Final = {
+_JUDGES: Final[dict[int, Callable[[SubmissionEntry, int, CardConfig], Judgement]]] = {
     IoOpcode.READ: _read,
     IoOpcode.WRITE: _write,
     IoOpcode.WRITE_ZEROES: _write_zeroes,

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from xkv_nvmeof import digest
-from xkv_nvmeof.command import CompletionEntry
+from xkv_nvmeof.command import CQE, CompletionEntry
 from xkv_nvmeof.controller_types import RETRYABLE, Outgoing, Reply
 from xkv_nvmeof.pdu import PLAIN, C2HData, WireFormat, encode, encode_c2h_data, encode_response
 from xkv_nvmeof.spec import Status
@@ -87,7 +87,18 @@ class Sender:
         if success:
             self._changed()
         else:
-            self._complete(cid, Reply())
+            self._succeed(cid)
+
+    def success(self, cid: int) -> None:
+        """Complete a command in flight with success and no result: `reply` in short, as most commands end so."""
+        if cid in self._inflight:
+            self._inflight.discard(cid)
+            self._succeed(cid)
+
+    def _succeed(self, cid: int) -> None:
+        entry = CQE.pack(0, 0, self._head, self.queue_id, cid, 0)
+        self.outgoing.append(encode_response(entry, self.wire))
+        self._changed()
 
     def _complete(self, cid: int, reply: Reply, sqhd: int | None = None) -> None:
         failed = reply.status != Status.SUCCESS
