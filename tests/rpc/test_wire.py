@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rpc.harness import HANG_S, DictService, serving
+from tests.rpc.harness import HANG_S, DictService, serving, wait_until
 from xkv_rpc import zmtp
 from xkv_rpc.client import Client
 from xkv_rpc.errors import (
@@ -30,7 +31,6 @@ from xkv_rpc.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PATIENT = ClientOptions(timeout_ms=20_000, connect_timeout_ms=20_000)
 READY = zmtp.ready(b"ROUTER")
@@ -285,3 +285,22 @@ def test_any_head_is_parsed_or_refused(raw: bytes) -> None:
     with contextlib.suppress(BadReplyError):
         head = zmtp.parse_head(raw, 0, len(raw))
         assert head is None or 0 <= head.body_bytes < 2**64
+
+
+def test_clients_that_vanish_in_the_middle_of_anything_leave_nothing_behind() -> None:
+    half = framed(msgpack.packb({"v": 1, "id": 1, "op": "ping"}))
+    said = zmtp.GREETING + zmtp.ready(b"DEALER") + half + half
+    with serving(DictService()) as served, Client(served.endpoint, PATIENT) as client:
+        client.ping()
+        address = ("127.0.0.1", int(served.endpoint.rsplit(":", 1)[1]))
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for cut in range(0, len(said), 2):
+            with socket.create_connection(address) as vanishing:
+                vanishing.sendall(said[:cut])
+                # Closing without lingering resets the connection, as the death of a host does.
+                vanishing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.ping()
+        wait_until(
+            lambda: len(list(Path("/proc/self/fd").iterdir())) <= before + 5, "descriptors are left behind"
+        )
+        assert served.run(lambda: len(served.server._ledger)) == 0
