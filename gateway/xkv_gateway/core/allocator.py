@@ -100,8 +100,7 @@ class Allocator:
         units = units_of_runs(starts, counts)
         assert not self._free[units].any(), "units freed twice"
         self._free[units] = 1
-        chunks, added = np.unique(units // CHUNK_AU, return_counts=True)
-        self._chunk_free[chunks] += added
+        np.add.at(self._chunk_free, units // CHUNK_AU, 1)
         self.free_au += len(units)
         assert self.free_au <= self.capacity_au, "units freed twice"
 
@@ -135,8 +134,7 @@ class Allocator:
 
     def _mark_taken(self, units: I64) -> None:
         self._free[units] = 0
-        chunks, removed = np.unique(units // CHUNK_AU, return_counts=True)
-        self._chunk_free[chunks] -= removed
+        np.subtract.at(self._chunk_free, units // CHUNK_AU, 1)
         self.free_au -= len(units)
         assert self.free_au >= 0, "units taken twice"
 

@@ -106,17 +106,19 @@ class Index:
         return buckets, tags
 
     def _find_one(self, bucket: int, tag: int, low: np.uint64, high: np.uint64) -> int | None:
-        inside = self._cells[bucket][self._tags[bucket] == tag].tolist()
+        tags, cells = self._tags[bucket].tolist(), self._cells[bucket].tolist()
+        inside = [slot for slot, each in zip(cells, tags, strict=True) if each == tag]
         for slot in inside + self._overflow.get(bucket, []):
             if self._low[slot] == low and self._high[slot] == high:
                 return int(slot)
         return None
 
     def _insert_one(self, bucket: int, tag: int, slot: int) -> None:
-        empty = np.flatnonzero(self._tags[bucket] == _EMPTY)
-        if empty.size:
-            self._cells[bucket, empty[0]] = slot
-            self._tags[bucket, empty[0]] = tag
+        tags = self._tags[bucket].tolist()
+        if _EMPTY in tags:
+            cell = tags.index(_EMPTY)
+            self._cells[bucket, cell] = slot
+            self._tags[bucket, cell] = tag
         else:
             self._overflow.setdefault(bucket, []).append(slot)
 
@@ -129,5 +131,5 @@ class Index:
     def _refill(self, bucket: int) -> None:
         waiting = self._overflow.pop(bucket)
         for slot in waiting:
-            _, tags = self._place(self._low[slot : slot + 1])
-            self._insert_one(bucket, int(tags[0]), slot)
+            tag = max(1, int(self._low[slot]) & int(_TAG_MASK))
+            self._insert_one(bucket, tag, slot)

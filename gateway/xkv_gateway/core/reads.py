@@ -9,6 +9,8 @@ import numpy as np
 from .errors import StalePlan, UnknownLease
 from .leases import Lease
 from .lifecycle import State
+from .slots import has_repetitions
+from .state import rows
 from .types import NO_LSN, LeaseId, LookupMode, LookupOutcome, ReadPlan
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ class Reads:
         if len(alive):
             home = state.names.home(int(table.home[alive[0]]))
             state.recency.touch(home.uses, home.ident, alive, home.members)
-        plans = map(
+        plans = rows(
             ReadPlan,
             pinned.tolist(),
             table.generation[pinned].tolist(),
@@ -177,8 +179,11 @@ class Reads:
         table = self._state.slots
         slots = np.array([plan.slot for plan in plans], np.uint32)
         generations = np.array([plan.generation for plan in plans], np.uint32)
-        unique, counts = np.unique(slots, return_counts=True)
-        if (table.generation[slots] != generations).any() or (table.pins[unique] < counts).any():
+        enough = table.pins.take(slots).all()
+        if enough and has_repetitions(slots):
+            unique, counts = np.unique(slots, return_counts=True)
+            enough = (table.pins[unique] >= counts).all()
+        if not enough or (table.generation[slots] != generations).any():
             msg = "a load was ended twice"
             raise StalePlan(msg)
         return slots

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 SLOTS_MAX: Final = 2**32 - 1
 
 
+def has_repetitions(slots: U32) -> bool:
+    """Whether a slot occurs more than once."""
+    if len(slots) < 2:
+        return False
+    ordered = np.sort(slots)
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
 class SlotTable:
     """Arrays of `max_objects` slots over `capacity_au` units of `au_bytes`."""
 
@@ -81,7 +89,7 @@ class SlotTable:
 
     def units(self, slots: U32) -> I64:
         """Units that each object occupies."""
-        return self.units_of_bytes(self.size_bytes[slots].astype(np.int64))
+        return self.units_of_bytes(self.size_bytes.take(slots).astype(np.int64))
 
     def units_of_bytes(self, sizes_bytes: I64) -> I64:
         """Units that payloads of these sizes occupy."""
@@ -109,14 +117,20 @@ class SlotTable:
 
     def move(self, slots: U32, event: Event) -> None:
         """Apply one event to slots without repetitions: the only place where states and their totals change."""
-        before = self.state[slots]
+        if not len(slots):
+            return
+        before = self.state.take(slots)
         after = next_states(before, event)
         units = self.units(slots)
         self.state[slots] = after
-        np.subtract.at(self.units_in, before, units)
-        np.add.at(self.units_in, after, units)
-        np.subtract.at(self.objects_in, before, 1)
-        np.add.at(self.objects_in, after, 1)
+        for states, sign in ((before, -1), (after, 1)):
+            first = int(states[0])
+            if (states == first).all():
+                self.units_in[first] += sign * int(units.sum())
+                self.objects_in[first] += sign * len(slots)
+            else:
+                np.add.at(self.units_in, states, sign * units)
+                np.add.at(self.objects_in, states, sign)
         if event is Event.DOOM:
             guarded = self.guarded(slots) & (before == State.LIVE)
             self.guarded_live_au -= int(units[guarded].sum())
@@ -126,18 +140,20 @@ class SlotTable:
 
     def guarded(self, slots: U32) -> Bools:
         """Which slots have a lease or a pin."""
-        guarded: Bools = (self.leases[slots] != 0) | (self.pins[slots] != 0)
+        guarded: Bools = (self.leases.take(slots) != 0) | (self.pins.take(slots) != 0)
         return guarded
 
     def lease(self, slots: U32) -> None:
         """Count a lease on each of the slots (LIVE, no repetitions)."""
-        before = self.leases[slots]
+        before = self.leases.take(slots)
         first = before == 0
         if first.any():
             units = self.units(slots)
-            self.leased_au += int(units[first].sum())
-            self._count_guarded(units, first & (self.pins[slots] == 0), 1)
-        self.leases[slots] = before + 1
+            self.leased_au += int(units.sum() if first.all() else units[first].sum())
+            first &= self.pins.take(slots) == 0
+            self._count_guarded(units, first, 1)
+        before += 1
+        self.leases[slots] = before
 
     def unlease(self, slots: U32) -> U32:
         """Take a lease off each of the slots (no repetitions).
@@ -145,23 +161,33 @@ class SlotTable:
         Returns:
             The slots that have no guard left.
         """
-        before = self.leases[slots]
-        assert before.all(), "a lease ended twice"
-        self.leases[slots] = before - 1
-        last: U32 = slots[before == 1]
+        left = self.leases.take(slots)
+        assert left.all(), "a lease ended twice"
+        left -= 1
+        self.leases[slots] = left
+        last: U32 = slots[left == 0] if left.any() else slots
         if len(last):
-            self.leased_au -= int(self.units(last).sum())
-            last = last[self.pins[last] == 0]
-            self._drop_guarded(last)
+            units = self.units(last)
+            self.leased_au -= int(units.sum())
+            pinned = self.pins.take(last) != 0
+            if pinned.any():
+                last, units = last[~pinned], units[~pinned]
+            self._count_guarded(units, self.state.take(last) == State.LIVE, -1)
         return last
 
     def pin(self, slots: U32) -> None:
         """Pin slots for an I/O; a slot that occurs twice gets two pins."""
-        free = slots[~self.guarded(slots)]
-        if len(free):
-            free = np.unique(free)
-            self._count_guarded(self.units(free), self.state[free] == State.LIVE, 1)
-        np.add.at(self.pins, slots, 1)
+        repeated = has_repetitions(slots)
+        guarded = self.guarded(slots)
+        if not guarded.all():
+            free = slots[~guarded]
+            if repeated:
+                free = np.unique(free)
+            self._count_guarded(self.units(free), self.state.take(free) == State.LIVE, 1)
+        if repeated:
+            np.add.at(self.pins, slots, 1)
+        else:
+            self.pins[slots] += 1
 
     def unpin(self, slots: U32) -> U32:
         """Take the pins off again.
@@ -169,18 +195,23 @@ class SlotTable:
         Returns:
             The slots that have no guard left, without repetitions.
         """
-        assert self.pins[slots].all(), "an I/O ended twice"
-        np.subtract.at(self.pins, slots, 1)
+        assert self.pins.take(slots).all(), "an I/O ended twice"
+        repeated = has_repetitions(slots)
+        if repeated:
+            np.subtract.at(self.pins, slots, 1)
+        else:
+            self.pins[slots] -= 1
         last = slots[~self.guarded(slots)]
         if len(last):
-            last = np.unique(last)
-            self._drop_guarded(last)
+            if repeated:
+                last = np.unique(last)
+            self._count_guarded(self.units(last), self.state.take(last) == State.LIVE, -1)
         return last
 
-    def _drop_guarded(self, slots: U32) -> None:
-        live = self.state[slots] == State.LIVE
-        self._count_guarded(self.units(slots), live, -1)
-
     def _count_guarded(self, units: I64, which: Bools, sign: int) -> None:
-        self.guarded_live_au += sign * int(units[which].sum())
-        self.guarded_live_objects += sign * int(which.sum())
+        if which.all():
+            self.guarded_live_au += sign * int(units.sum())
+            self.guarded_live_objects += sign * len(units)
+        else:
+            self.guarded_live_au += sign * int(units[which].sum())
+            self.guarded_live_objects += sign * int(np.count_nonzero(which))

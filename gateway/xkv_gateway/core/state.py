@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,12 +19,20 @@ from .slots import SlotTable
 from .types import Extent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from .arrays import U32
     from .names import Home
     from .recency import UseLog
     from .types import EngineLimits
+
+
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
+
+
+def rows(kind: type[_Row], *columns: Iterable[object]) -> Iterator[_Row]:
+    """Named tuples out of columns, made without a Python call for each: plans are made by the thousand."""
+    return map(partial(tuple.__new__, kind), zip(*columns, strict=True))
 
 
 class EngineState:
@@ -64,9 +73,8 @@ class EngineState:
         """The extents of each slot; none where the object is empty."""
         table = self.slots
         starts, counts = table.start_au[slots].tolist(), table.count_au[slots].tolist()
-        extents: list[tuple[Extent, ...]] = [
-            (Extent(start, count),) if count else () for start, count in zip(starts, counts, strict=True)
-        ]
+        runs = rows(Extent, starts, counts)
+        extents: list[tuple[Extent, ...]] = [(run,) if run[1] else () for run in runs]
         if table.others:
             for i, slot in enumerate(slots.tolist()):
                 if slot in table.others:

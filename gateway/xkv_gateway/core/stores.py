@@ -10,6 +10,8 @@ import numpy as np
 from .errors import StalePlan
 from .lifecycle import Event, State
 from .records import RECORD_OBJECTS_MAX, NamespaceNamed, PutBatch, ScopeNamed
+from .slots import has_repetitions
+from .state import rows
 from .types import NO_LSN, CommitOutcome, Extent, Lsn, StoreOutcome, StoreStatus, WritePlan
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ class Stores:
         """Slots of plans, and which plans have neither been committed nor aborted before (R7)."""
         table = self._state.slots
         slots = np.array([plan.slot for plan in plans], np.uint32)
-        if len(np.unique(slots)) != len(slots):
+        if has_repetitions(slots):
             msg = "the same plan twice in one call"
             raise StalePlan(msg)
         generations = np.array([plan.generation for plan in plans], np.uint32)
@@ -184,7 +186,7 @@ class Stores:
         table.move(slots, Event.RESERVE)
         state.index.insert(slots)
         state.recency.touch(home.uses, home.ident, slots, home.members)
-        plans = map(
+        plans = rows(
             WritePlan,
             slots.tolist(),
             table.generation[slots].tolist(),
