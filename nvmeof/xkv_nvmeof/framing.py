@@ -45,6 +45,9 @@ _HLEN_FIELD: Final = 2
 _PDO_FIELD: Final = 3
 _PLEN_FIELD: Final = 4
 _DATAL_FIELD: Final = 16
+_TYPES: Final[dict[int, PduType]] = {int(kind): kind for kind in PduType}
+_HEADER_BYTES: Final[dict[int, int]] = {int(kind): size for kind, size in HEADER_BYTES.items()}
+"""By plain numbers: making an enum member of each number received would cost a microsecond."""
 _MAX_HEADER_REGION_BYTES: Final = 255
 """PDO is one byte, so header, digest and padding never take more."""
 
@@ -226,7 +229,7 @@ class FrameReader:
             known = number in limits.max_data_bytes or number in limits.plain
             status = FatalStatus.SEQUENCE_ERROR if known else FatalStatus.INVALID_HEADER_FIELD
             raise self._violation(f"PDU type {number:#04x} before the setup", status, _TYPE_FIELD, data, at)
-        header_bytes = HEADER_BYTES[PduType(number)]
+        header_bytes: int = _HEADER_BYTES[number]
         if data[at + 2] != header_bytes:
             reason = f"HLEN {data[at + 2]} in a PDU of type {number:#04x}"
             raise self._violation(reason, FatalStatus.INVALID_HEADER_FIELD, _HLEN_FIELD, data, at)
@@ -238,7 +241,7 @@ class FrameReader:
     def _accept(self, data: memoryview, at: int) -> Pdu | None:
         """Judge a complete header and go to what follows it."""
         number, flags, header_bytes, pdo, plen = COMMON_HEADER.unpack_from(data, at)
-        kind = PduType(number)
+        kind = _TYPES[number]
         limits = self._limits
         region = header_bytes
         if self._digested(number):

@@ -128,6 +128,11 @@ class HostQueue:
             return []
         return reading[0].direct_views(pending, MAX_DIRECT_VIEWS)
 
+    @property
+    def data_pending(self) -> bool:
+        """Whether the connection's next bytes are data."""
+        return self._reader.data_pending_bytes > 0
+
     def direct_received(self, views: list[memoryview], count: int) -> None:
         """Tell that `count` bytes were received into `views`, the answer of `direct_views`."""
         reading = self._reading

@@ -50,6 +50,8 @@ class QueueLink:
         self._loop = asyncio.get_running_loop()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._tail = self._scratch[:_TAIL_BYTES]
+        self._large = False
+        """The last PDU did not fit into the scratch buffer: take only headers there, to copy less."""
         self._flush_planned = False
         self._writing = False
         self._down = False
@@ -113,9 +115,11 @@ class QueueLink:
                         core.receive(self._tail[: count - wanted])
                     more = count >= wanted
                 else:
-                    count = sock.recv_into(self._scratch)
+                    wanted = _TAIL_BYTES if self._large else _SCRATCH_BYTES
+                    count = sock.recv_into(self._scratch, wanted)
                     core.receive(self._scratch[:count])
-                    more = count == _SCRATCH_BYTES or bool(core.direct_views())
+                    self._large = core.data_pending
+                    more = count == wanted
                 if not count:
                     core.fail(ConnectionLost("the controller closed the connection"))
                 if not more or core.failure is not None:
