@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PATIENT = ClientOptions(timeout_ms=20_000, connect_timeout_ms=20_000)
 QUICK = ClientOptions(
-    timeout_ms=100, connect_timeout_ms=100, probe_timeout_ms=5000, backoff_min_ms=10, backoff_max_ms=20
+    timeout_ms=300, connect_timeout_ms=300, probe_timeout_ms=5000, backoff_min_ms=10, backoff_max_ms=20
 )
 
 
@@ -117,7 +117,7 @@ def test_a_late_reply_is_dropped_and_the_connection_serves_on(run: Any) -> None:
     async def work(gateway: FakeGateway) -> None:
         async with AsyncClient(gateway.endpoint, PATIENT) as client:
             with pytest.raises(CallTimeoutError):
-                await client.delete("", b"", [b"k"], timeout_ms=200)
+                await client.delete("", b"", [b"k"], timeout_ms=500)
             peer, late = await asyncio.to_thread(gateway.take)
             client._breaker.succeeded()
             call = asyncio.ensure_future(client.delete("", b"", [b"k"]))

@@ -37,7 +37,7 @@ from xkv_rpc.session import BreakerState, ClientOptions
 
 PATIENT = ClientOptions(timeout_ms=20_000, connect_timeout_ms=20_000)
 QUICK = ClientOptions(
-    timeout_ms=100, connect_timeout_ms=100, probe_timeout_ms=5000, backoff_min_ms=10, backoff_max_ms=20
+    timeout_ms=300, connect_timeout_ms=300, probe_timeout_ms=5000, backoff_min_ms=10, backoff_max_ms=20
 )
 
 

@@ -225,7 +225,7 @@ def test_a_peer_that_reads_nothing_costs_a_large_store_its_deadline() -> None:
     with scripted(script) as endpoint, Client(endpoint, PATIENT) as client:
         payload = bytearray(32 << 20)
         with pytest.raises(CallTimeoutError):
-            client.store("", b"", [b"k"], [payload], timeout_ms=200)
+            client.store("", b"", [b"k"], [payload], timeout_ms=500)
         done.set()
 
 
