@@ -106,11 +106,15 @@ class Scanner:
         ring_bytes: length of the journal region.
         card_uuid: of the card.
         start: from a checkpoint, or `journal_format.beginning` where there is none.
+        search: whether to look through the rest of the ring for later batches where nothing continues. Without, damage is
+            taken for the end: for a reader who knows that nothing is behind it (a clean card), or who looks again at
+            a tail that was searched before.
     """
 
-    def __init__(self, ring_bytes: int, card_uuid: bytes, start: ChainPoint) -> None:
+    def __init__(self, ring_bytes: int, card_uuid: bytes, start: ChainPoint, *, search: bool = True) -> None:
         self._ring = Ring(ring_bytes)
         self._card_uuid = card_uuid
+        self._searches = search
         self._point = start
         self._last: BatchHeader | None = None
         self._limit = start.position + ring_bytes
@@ -137,7 +141,7 @@ class Scanner:
     def _run(self) -> Generator[Event, None, None]:
         while True:
             found, faults = yield from self._next()
-            if found is None:
+            if found is None and self._searches:
                 found = yield from self._search(faults[0])
             if found is None:
                 break
