@@ -208,7 +208,7 @@ def _commands_effects(_controller: Controller) -> bytes:
 
 
 def _discovery(controller: Controller) -> bytes:
-    return discovery_log(controller.card.portals, controller.card.config.nqn)
+    return discovery_log(controller.admin_connection.portal, controller.card.config.nqn)
 
 
 _IO_PAGES: Final[dict[int, Callable[[Controller], bytes]]] = {

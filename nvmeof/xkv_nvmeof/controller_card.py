@@ -23,8 +23,6 @@ from xkv_nvmeof.controller_types import (
 from xkv_nvmeof.spec import CNTLID_DYNAMIC, DISCOVERY_NQN, NQN_MAX_BYTES, ConnectAttribute, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xkv_nvmeof.controller_types import Buffers
     from xkv_nvmeof.discovery import Portal
 
@@ -52,10 +50,9 @@ def _invalid(where: int) -> Reply:
 class Card:
     """The NVM subsystem and the discovery subsystem that share the listening addresses."""
 
-    def __init__(self, config: CardConfig, portals: Sequence[Portal] = ()) -> None:
+    def __init__(self, config: CardConfig) -> None:
         assert config.max_transfer_bytes & (config.max_transfer_bytes - 1) == 0
         self.config = config
-        self.portals = tuple(portals)
         self.counters = CardCounters()
         self._connections: set[ControllerConnection] = set()
         self._controllers: dict[int, Controller] = {}
@@ -64,11 +61,11 @@ class Card:
 
     # ---- the shell's side ------------------------------------------------------------------------------------
 
-    def open(self, buffers: Buffers, now_ns: int) -> ControllerConnection | None:
-        """A TCP connection was accepted. None: there are too many, close it."""
+    def open(self, buffers: Buffers, portal: Portal, now_ns: int) -> ControllerConnection | None:
+        """A TCP connection was accepted at `portal`, our end of it. None: there are too many, close it."""
         if len(self._connections) >= self.config.max_connections:
             return None
-        connection = ControllerConnection(self, buffers, now_ns)
+        connection = ControllerConnection(self, buffers, portal, now_ns)
         self._connections.add(connection)
         self.counters.connections += 1
         return connection

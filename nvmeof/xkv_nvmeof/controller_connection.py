@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from xkv_nvmeof.controller import Controller
     from xkv_nvmeof.controller_card import Card
     from xkv_nvmeof.controller_types import Buffers, Outgoing
+    from xkv_nvmeof.discovery import Portal
 
 _CLOSED: Final = frozenset({ConnectionState.ENDING, ConnectionState.CLOSED})
 
@@ -52,9 +53,10 @@ _CLOSED: Final = frozenset({ConnectionState.ENDING, ConnectionState.CLOSED})
 class ControllerConnection:
     """The controller's end of one queue. `queue_id` is known after Connect: 0 is the admin queue."""
 
-    def __init__(self, card: Card, buffers: Buffers, now_ns: int) -> None:
+    def __init__(self, card: Card, buffers: Buffers, portal: Portal, now_ns: int) -> None:
         config = card.config
         self.card = card
+        self.portal = portal
         self.sender = Sender(lambda: card.mark_dirty(self))
         self.outgoing: deque[Outgoing] = self.sender.outgoing
         self.transfers = Transfers(

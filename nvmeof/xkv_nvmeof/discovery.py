@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from xkv_nvmeof.logpages import (
     ADRFAM_IPV4,
@@ -15,13 +14,10 @@ from xkv_nvmeof.logpages import (
 )
 from xkv_nvmeof.spec import DISCOVERY_NQN
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 @dataclass(frozen=True, slots=True)
 class Portal:
-    """An address that the card listens on: a numeric address and a TCP port."""
+    """Where a host reached the card: a numeric address and a TCP port."""
 
     address: str
     port: int
@@ -32,21 +28,13 @@ class Portal:
         return ADRFAM_IPV6 if ":" in self.address else ADRFAM_IPV4
 
 
-def discovery_log(portals: Sequence[Portal], nqn: str) -> bytes:
-    """Return the whole discovery log page: the discovery subsystem itself and the card, at each portal.
+def discovery_log(portal: Portal, nqn: str) -> bytes:
+    """Return the whole discovery log page: the discovery subsystem itself and the card, where the host found us.
 
     The generation counter stays 1: what a card offers does not change while it runs.
     """
     entries = [
-        DiscoveryEntry(
-            name,
-            portal.address,
-            str(portal.port),
-            portal.family,
-            kind,
-            port_id=number,
-        )
-        for number, portal in enumerate(portals, start=1)
+        DiscoveryEntry(name, portal.address, str(portal.port), portal.family, kind)
         for name, kind in ((DISCOVERY_NQN, SUBTYPE_CURRENT_DISCOVERY), (nqn, SUBTYPE_NVM))
     ]
     return DiscoveryHeader(1, len(entries)).to_bytes() + b"".join(entry.to_bytes() for entry in entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xkv_nvmeof import builders, digest
 from xkv_nvmeof.command import CompletionEntry, ConnectCommand, ConnectData, Sgl, SubmissionEntry
@@ -45,6 +45,7 @@ HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:5c0a7e1e-7a51-4d2e-8c11-000000000001
 HOST_ID = bytes(range(1, 17))
 BLOCK_BYTES = 4096
 BLOCKS = 1024
+PORTAL = Portal("127.0.0.1", 4420)
 SECOND_NS = 1_000_000_000
 ENABLE = ControllerConfiguration(enable=True, sq_entry_log2=6, cq_entry_log2=4)
 
@@ -100,7 +101,7 @@ class RawHost:
         self.bench = bench
         self.step_bytes = step_bytes
         self.buffers = CountingBuffers(bench.buffer_bytes)
-        connection = bench.card.open(self.buffers, bench.now_ns)
+        connection = bench.card.open(self.buffers, PORTAL, bench.now_ns)
         assert connection is not None
         self.connection: ControllerConnection = connection
         self._reader = FrameReader(host_limits(1 << 24))
@@ -181,15 +182,15 @@ class RawHost:
         tail = digest.to_wire(digest.crc32c(data)) if self.wire.data_digest else b""
         return header + data + tail
 
-    def connect(self, qid: int = 0, **changes: object) -> CompletionEntry:
+    def connect(self, qid: int = 0, **changes: Any) -> CompletionEntry:
         """Connect; `changes` are fields of the command or of its data."""
         command = ConnectCommand(1, qid, 31, kato_ms=0)
         data = ConnectData(HOST_ID, CNTLID_DYNAMIC, NQN, HOST_NQN)
         for name, value in changes.items():
             if hasattr(data, name):
-                data = replace(data, **{name: value})  # type: ignore[arg-type]
+                data = replace(data, **{name: value})
             else:
-                command = replace(command, **{name: value})  # type: ignore[arg-type]
+                command = replace(command, **{name: value})
         (completion,) = self.command(command.to_entry(), data.to_bytes()).completions
         return completion
 
@@ -206,7 +207,7 @@ class CardBench:
     """A card with its blocks in a bytearray."""
 
     def __init__(self, config: CardConfig | None = None, *, buffer_bytes: int = 1 << 40) -> None:
-        self.card = Card(config or make_config(), [Portal("127.0.0.1", 4420)])
+        self.card = Card(config or make_config())
         self.buffer_bytes = buffer_bytes
         self.now_ns = 1_000 * SECOND_NS
         self.blocks = bytearray(self.card.config.namespace.size_bytes)
@@ -220,7 +221,7 @@ class CardBench:
         host.init(init)
         return host
 
-    def admin(self, *, enable: bool = True, **changes: object) -> RawHost:
+    def admin(self, *, enable: bool = True, **changes: Any) -> RawHost:
         """A connected admin queue."""
         host = self.host()
         completion = host.connect(**changes)
@@ -236,13 +237,13 @@ class CardBench:
         *,
         init: ICReq | None = None,
         step_bytes: int = 0,
-        **changes: object,
+        **changes: Any,
     ) -> RawHost:
         """A connected I/O queue of the admin queue's association."""
         host = self.host(init=init, step_bytes=step_bytes)
         controller = admin.connection.controller
         assert controller is not None
-        completion = host.connect(qid, cntlid=controller.cntlid, **changes)
+        completion = host.connect(qid, **{"cntlid": controller.cntlid, **changes})
         assert completion.ok, completion.status_text
         return host
 

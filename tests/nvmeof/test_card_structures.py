@@ -76,7 +76,7 @@ def structures() -> dict[str, bytes]:
     found["identify-namespace"] = identify_namespace(controller).to_bytes()
     found["identify-descriptors"] = NamespaceDescriptors(b"N" * 16, b"U" * 16, b"E" * 8, 0).to_bytes()
     found["identify-active"] = encode_active_namespaces([3, 1])
-    found["log-discovery"] = discovery_log([Portal("127.0.0.1", 4420), Portal("::1", 4421)], NQN)
+    found["log-discovery"] = discovery_log(Portal("::1", 4421), NQN)
     found["log-smart"] = SmartLog(1, 512_001, 3, 4, media_errors=5).to_bytes()
     return found
 

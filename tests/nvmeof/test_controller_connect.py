@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.nvmeof.card_bench import (
     BLOCK_BYTES,
     ENABLE,
     HOST_ID,
+    PORTAL,
     SECOND_NS,
     CardBench,
     RawHost,
@@ -52,7 +54,7 @@ IN_DATA = 1 << 16
     ],
 )
 def test_a_wrong_connect_is_refused_with_its_status_and_may_be_tried_again(
-    changes: dict[str, object], status: Status, where: int
+    changes: dict[str, Any], status: Status, where: int
 ) -> None:
     hosts = frozenset({"nqn.2014-08.org.nvmexpress:uuid:5c0a7e1e-7a51-4d2e-8c11-000000000001", ""})
     bench = CardBench(make_config(allowed_hosts=hosts))
@@ -85,12 +87,12 @@ def test_an_io_queue_before_enable_is_a_sequence_error() -> None:
         (2, {}, Status.COMMAND_SEQUENCE_ERROR),
     ],
 )
-def test_a_wrong_io_connect_is_refused(qid: int, changes: dict[str, object], status: Status) -> None:
+def test_a_wrong_io_connect_is_refused(qid: int, changes: dict[str, Any], status: Status) -> None:
     bench = CardBench(make_config(max_io_queues=2))
     admin = bench.admin()
     bench.queue(admin, 2)
     host = bench.host()
-    assert host.connect(qid, **{"cntlid": 1, **changes}).status == status  # type: ignore[arg-type]
+    assert host.connect(qid, **{"cntlid": 1, **changes}).status == status
 
 
 def test_every_other_command_before_connect_is_a_sequence_error() -> None:
@@ -281,7 +283,7 @@ def test_icresp_grants_no_alignment_of_its_own() -> None:
 def test_too_many_connections_are_not_opened() -> None:
     bench = CardBench(make_config(max_controllers=1, max_io_queues=1))
     hosts = [bench.host() for _ in range(bench.card.config.max_connections)]
-    assert bench.card.open(hosts[0].buffers, bench.now_ns) is None
+    assert bench.card.open(hosts[0].buffers, PORTAL, bench.now_ns) is None
     hosts[0].connection.lost()
     bench.host()
 

@@ -33,7 +33,7 @@ def valid_messages(random: Random, host: RawHost) -> list[bytes]:
         (write_entry(cid, random.randrange(1100), 1, in_capsule=True), in_capsule),
         (write_entry(cid, random.randrange(1000), random.randrange(1, 30), in_capsule=False), b""),
         (builders.dataset_management(cid, 1, random.randrange(1, 256), Sgl.transport(4096)), b""),
-        (SubmissionEntry(*[random.randrange(256), cid, random.randrange(3)]), b""),
+        (SubmissionEntry(random.randrange(256), cid, random.randrange(3)), b""),
     ]
     chosen = random.choices(entries, k=random.randint(1, 6))
     return [_message(entry, data, host.wire) for entry, data in chosen]

@@ -14,6 +14,7 @@ from tests.nvmeof.card_bench import (
     HOST_ID,
     HOST_NQN,
     NQN,
+    PORTAL,
     CardBench,
     CountingBuffers,
     make_config,
@@ -60,7 +61,7 @@ class Pair:
     buffers: CountingBuffers = field(default_factory=CountingBuffers)
 
     def __post_init__(self) -> None:
-        connection = self.bench.card.open(self.buffers, self.bench.now_ns)
+        connection = self.bench.card.open(self.buffers, PORTAL, self.bench.now_ns)
         assert connection is not None
         self.connection = connection
 
@@ -68,7 +69,7 @@ class Pair:
         """ICReq to Connect; returns the controller id."""
         self.host.start(1 << 62)
         self.settle()
-        assert self.host.state is QueueState.CONNECTING
+        assert self.host.state.value == QueueState.CONNECTING.value
         attributes = 0 if self.host._settings.flow_control else 4
         entry = ConnectCommand(0, qid, QUEUE_ENTRIES - 1, 0, attributes).to_entry()
         data = memoryview(ConnectData(HOST_ID, cntlid, NQN, HOST_NQN).to_bytes())

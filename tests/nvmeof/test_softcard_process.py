@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -282,6 +283,39 @@ def test_the_association_ends_when_no_keep_alive_comes() -> None:
         host.init()
         assert host.connect(card.ready["nqn"], kato_ms=1000).ok
         assert host.last_words() is None
+
+
+def test_a_host_that_reads_nothing_is_let_go_when_its_association_ends() -> None:
+    with running_card("--memory", "--size", "64MiB") as card, SocketHost(card) as admin:
+        admin.init()
+        cntlid = admin.connect(card.ready["nqn"], kato_ms=1000).dw0
+        admin.command(builders.property_set(2, 0x14, 4, 0x460001))
+        with SocketHost(card) as lazy:
+            lazy.init()
+            assert lazy.connect(card.ready["nqn"], 1, cntlid).ok
+            for cid in range(30):
+                entry = builders.read(cid, 1, 0, 256, Sgl.transport(MIB))
+                lazy.send(encode_command(entry.to_bytes(), 0, PLAIN))
+            assert admin.last_words() is None
+            received = 0
+            with suppress(ConnectionResetError):
+                while chunk := lazy.socket.recv(MIB):
+                    received += len(chunk)
+            assert received < 30 * MIB
+
+
+def test_a_card_that_was_stopped_for_long_hears_its_hosts_before_it_ends_them() -> None:
+    with running_card("--memory", "--size", "1MiB") as card, SocketHost(card) as host:
+        host.init()
+        assert host.connect(card.ready["nqn"], kato_ms=2000).ok
+        host.command(builders.property_set(2, 0x14, 4, 0x460001))
+        card.process.send_signal(signal.SIGSTOP)
+        time.sleep(2.2)  # nothing tells how long a stopped process has been stopped but the clock
+        host.send(encode_command(builders.keep_alive(7).to_bytes(), 0, PLAIN))
+        card.process.send_signal(signal.SIGCONT)
+        assert host.receive() is not None
+        completion, _ = host.command(builders.keep_alive(8))
+        assert completion.ok
 
 
 async def test_only_named_hosts_may_connect() -> None:

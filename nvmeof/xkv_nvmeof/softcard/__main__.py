@@ -23,7 +23,6 @@ import uvloop
 
 from xkv_nvmeof.controller_card import Card
 from xkv_nvmeof.controller_types import CardConfig, NamespaceInfo
-from xkv_nvmeof.discovery import Portal
 from xkv_nvmeof.softcard.executor import Executor
 from xkv_nvmeof.softcard.server import SOCKET_BUFFER_BYTES, Server
 from xkv_nvmeof.softcard.store import Store, StoreError
@@ -132,7 +131,7 @@ async def _serve(options: Options, store: Store, listener: socket.socket) -> Non
     """
     config = _config(options, store)
     host, port = listener.getsockname()[:2]
-    card = Card(config, [Portal(host, port)])
+    card = Card(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.controller_types import ReadCommand, Sent, ShutdownCommand
+from xkv_nvmeof.discovery import Portal
 from xkv_nvmeof.softcard.pool import BufferPool, ConnectionBuffers
 from xkv_nvmeof.spec import Status
 
@@ -82,7 +83,7 @@ class Server:
                 self.loop.call_later(ACCEPT_PAUSE_S, self._resume_accept, listener)
                 return
             buffers = ConnectionBuffers(self.pool)
-            connection = self.card.open(buffers, self.clock())
+            connection = self.card.open(buffers, Portal(*sock.getsockname()[:2]), self.clock())
             if connection is None:
                 _LOG.warning("too many connections: %s refused", address[0])
                 sock.close()
@@ -152,6 +153,7 @@ class _Peer:
         self._reading = True
         self._writing = False
         self._closed = False
+        self._shut = False
         self._linger: asyncio.TimerHandle | None = None
         server.loop.add_reader(sock.fileno(), self._on_readable)
 
@@ -239,8 +241,8 @@ class _Peer:
             self._watch_readable(wanted=unsent < PAUSE_BYTES)
         else:
             self._watch_readable(wanted=True)
-            if self._connection.ended:
-                self._finish()
+        if self._connection.ended:
+            self._finish(all_sent=not blocked)
 
     def _send_all(self) -> bool:
         """Send; whether the socket is full."""
@@ -293,17 +295,17 @@ class _Peer:
 
     # ---- ending ----------------------------------------------------------------------------------------------
 
-    def _finish(self) -> None:
-        """Everything is sent: let the host read it and close; closing now could destroy it on its way."""
-        if self._linger is not None:
-            return
-        _LOG.info("connection ended: %s", self._connection.end_reason)
-        try:
-            self._sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            self.close("closed by the host")
-            return
-        self._linger = self._server.loop.call_later(LINGER_S, self.close, "the host did not close")
+    def _finish(self, *, all_sent: bool) -> None:
+        """Let the host read what was sent and close, for a while: closing now could destroy it on its way."""
+        if self._linger is None:
+            _LOG.info("connection ended: %s", self._connection.end_reason)
+            self._linger = self._server.loop.call_later(LINGER_S, self.close, "the host did not close")
+        if all_sent and not self._shut:
+            self._shut = True
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                self.close("closed by the host")
 
     def close(self, reason: str) -> None:
         """Close the socket now and tell the core."""
