@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
+import subprocess
 import tempfile
-from contextlib import asynccontextmanager
+import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spdk.rpc.client import JSONRPCClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Iterator
 
 NQN = "nqn.2026-01.org.example:spdk"
 UUID = "11111111-2222-4333-8444-555555555555"
@@ -48,26 +49,23 @@ def _configure(path: str, port: int, max_io_bytes: int) -> None:
     client.close()
 
 
-@asynccontextmanager
-async def spdk_target(max_io_bytes: int = 131_072) -> AsyncIterator[tuple[int, str]]:
+@contextmanager
+def spdk_target(max_io_bytes: int = 131_072) -> Iterator[tuple[int, str]]:
     """Run a target; yield its port and the NQN."""
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "rpc.sock")
-        process = await asyncio.create_subprocess_exec(
-            os.environ["XKV_SPDK_TGT"],
-            *("-m", "0x1", "--no-huge", "-s", "512", "-u", "-r", path, "--disable-cpumask-locks"),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            async with asyncio.timeout(30):
-                while not Path(path).exists() and process.returncode is None:  # noqa: ASYNC110 - SPDK tells in no other way
-                    await asyncio.sleep(0.05)
-            port = free_port()
-            await asyncio.to_thread(_configure, path, port, max_io_bytes)
-            yield port, NQN
-        finally:
-            if process.returncode is None:
+        path = Path(folder) / "rpc.sock"
+        command = (os.environ["XKV_SPDK_TGT"], "-m", "0x1", "--no-huge", "-s", "512", "-u", "-r", str(path))
+        with subprocess.Popen(
+            [*command, "--disable-cpumask-locks"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                deadline = time.monotonic() + 30
+                while not path.exists():
+                    assert process.poll() is None
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                port = free_port()
+                _configure(str(path), port, max_io_bytes)
+                yield port, NQN
+            finally:
                 process.terminate()
-            async with asyncio.timeout(20):
-                await process.wait()

@@ -62,18 +62,24 @@ class TestSoftCard(BlockDeviceContract):
         await device.aclose()
 
 
+@pytest.fixture(scope="module")
+def spdk() -> Iterator[tuple[int, str]]:
+    """An SPDK target process for all tests of this module."""
+    if "XKV_SPDK_TGT" not in os.environ:
+        pytest.skip("XKV_SPDK_TGT names no nvmf_tgt binary")
+    with spdk_target() as target:
+        yield target
+
+
 @pytest.mark.spdk
-@pytest.mark.skipif("XKV_SPDK_TGT" not in os.environ, reason="XKV_SPDK_TGT names no nvmf_tgt binary")
 class TestSpdk(BlockDeviceContract):
-    @pytest.fixture(params=[("off", False), ("required", False), ("off", True)], ids=str)
-    async def device(self, request: pytest.FixtureRequest) -> AsyncIterator[TcpInitiator]:
-        digests, flow_control = request.param
-        async with spdk_target() as (port, nqn):
-            device = await connect(
-                port, nqn, header_digest=digests, data_digest=digests, sq_flow_control=flow_control
-            )
-            yield device
-            await device.aclose()
+    @pytest.fixture(params=list(OPTIONS))
+    async def device(
+        self, request: pytest.FixtureRequest, spdk: tuple[int, str]
+    ) -> AsyncIterator[TcpInitiator]:
+        device = await connect(*spdk, **OPTIONS[request.param])
+        yield device
+        await device.aclose()
 
 
 async def test_discovery_names_the_soft_card(card: dict[str, Any]) -> None:
