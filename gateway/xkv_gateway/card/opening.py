@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xkv_gateway.card import ownership
+from xkv_gateway.card.blocks import CardFailed
+from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.layout import plan
 from xkv_gateway.card.recovery import Recoverer
@@ -77,6 +79,8 @@ async def open_card(device: BlockDevice, blocks: CardBlocks, options: OpenOption
         raise refusal_of(error) from error
     except DeviceError as error:
         raise CardUnavailableError(f"the card cannot be read: {error}") from error
+    except (CardLost, CardFailed) as error:
+        raise CardUnavailableError(f"the card cannot be opened: {error}") from error
 
 
 async def _open(device: BlockDevice, blocks: CardBlocks, options: OpenOptions) -> CardSession:
@@ -183,7 +187,7 @@ async def _recover(
     recovery = await Recoverer(blocks, superblock, limits, options.clock).run()
     beat_epoch = await ownership.heartbeat_epoch(blocks, superblock.stamp.card_uuid)
     recovery.epoch_max = max(recovery.epoch_max, beat_epoch)
-    return CardSession(
+    session = CardSession(
         device,
         blocks,
         superblock,
@@ -193,6 +197,8 @@ async def _recover(
         settled_at_ns=settled_at_ns,
         taken=taken,
     )
+    await session.look()
+    return session
 
 
 def _note_match(device: BlockDevice, superblock: Superblock) -> None:

@@ -81,6 +81,8 @@ class CardSession:
         self.superblock = superblock
         self.recovery = recovery
         self.phase = Phase.RECOVERING
+        self.answering = asyncio.Event()
+        """Set once lookups are answered from the index, and where nothing has to settle, once writes are too."""
         self.settled_at_ns = settled_at_ns
         self.journal: JournalWriter | None = None
         self.checkpointer: Checkpointer | None = None
@@ -89,6 +91,7 @@ class CardSession:
         self._first_copy = first_copy
         self._options = options
         self._taken = taken
+        self._owned = asyncio.Event()
         self._fence = self._new_fence(beating=False)
         self.engine = self._new_engine()
 
@@ -128,6 +131,19 @@ class CardSession:
 
     # --- the run --------------------------------------------------------------------------------------------
 
+    async def look(self) -> None:
+        """See whether the card is still as it was read: lookups can be answered from then on.
+
+        Raises:
+            CardLost, DeviceError.
+        """
+        await self._fence.check()
+
+    async def owned_soon(self) -> None:
+        """Return once everything is served, or at once where the run before has to settle first."""
+        if self.settled_at_ns <= self._options.clock():
+            await self._owned.wait()
+
     async def run(self, store: CardStore) -> None:
         """Take the card when it is settled, then keep it, until cancelled.
 
@@ -135,6 +151,9 @@ class CardSession:
             CardLost: the card is not ours any more.
             CardFailed: the controller refuses what the card needs.
         """
+        await self._fence.verify()
+        if self.settled_at_ns > self._options.clock():
+            self.answering.set()
         fence = asyncio.create_task(self._fence.run(), name="fence")
         try:
             await self._until(self._settle(store), fence)
@@ -148,6 +167,7 @@ class CardSession:
         await self._fence.verify()
         self.phase = Phase.OWNED
         store.start_journal(journal)
+        self._owned.set()
         log.info("the card is ours: epoch %d", self.superblock.stamp.epoch)
         await self._until(journal.run(), self._fence.run(), checkpointer.run(), self._relieve(store))
 
