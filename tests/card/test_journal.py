@@ -167,30 +167,6 @@ def test_damage_of_the_last_batch_cannot_be_told_from_a_torn_tail() -> None:
     assert isinstance(end.reason, BadChecksum)
 
 
-def test_without_a_search_the_tail_costs_one_read_and_damage_is_the_end() -> None:
-    image = filled(5, ring_bytes=16 << 20)
-    reads = []
-    for search in (True, False):
-        scanner = Scanner(len(image.data), CARD, image.placed[0].after, search=search)
-        reads.append(0)
-        while not isinstance(event := scanner.next_event(), End):
-            if isinstance(event, Need):
-                reads[-1] += 1
-                scanner.feed(image.data[event.offset_bytes : event.offset_bytes + event.length_bytes])
-        assert event.point == image.point
-    assert reads[0] >= 16
-    assert reads[1] <= 3
-    flip(image.data, image.placed[3].offset_bytes + 200)
-    scanner = Scanner(len(image.data), CARD, image.placed[2].after, search=False)
-    need = scanner.next_event()
-    assert isinstance(need, Need)
-    scanner.feed(image.data[need.offset_bytes : need.offset_bytes + need.length_bytes])
-    while isinstance(event := scanner.next_event(), Need):
-        scanner.feed(image.data[event.offset_bytes : event.offset_bytes + event.length_bytes])
-    assert isinstance(event, End)
-    assert event.point == image.placed[2].after
-
-
 def test_a_new_run_continues_after_the_last_good_batch_and_supersedes_a_torn_tail() -> None:
     image = filled(3)
     torn = image.append(count=80)

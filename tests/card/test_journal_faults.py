@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.card.samples import CARD, RUN, JournalImage
 from tests.card.test_journal import scan
 from xkv_gateway.card.journal_format import BATCH
-from xkv_gateway.card.journal_scan import Gap, ScannedBatch
+from xkv_gateway.card.journal_scan import End, Gap, Need, ScannedBatch, Scanner
 from xkv_gateway.card.structure import Stamp, crc_of
 
 if TYPE_CHECKING:
@@ -172,3 +172,29 @@ def test_a_batch_with_other_records_of_the_same_numbers_breaks_the_chain_behind_
     assert [type(event) for event in seen] == [ScannedBatch, ScannedBatch, ScannedBatch, Gap, ScannedBatch]
     (gap,) = [event for event in seen if isinstance(event, Gap)]
     assert (gap.first_lsn, gap.last_lsn) == (2, 2)
+
+
+def test_without_a_search_the_tail_costs_one_read_and_damage_is_the_end() -> None:
+    image = JournalImage(16 << 20)
+    for _ in range(5):
+        image.append()
+    reads = []
+    for search in (True, False):
+        scanner = Scanner(len(image.data), CARD, image.placed[0].after, search=search)
+        reads.append(0)
+        while not isinstance(event := scanner.next_event(), End):
+            if isinstance(event, Need):
+                reads[-1] += 1
+                scanner.feed(image.data[event.offset_bytes : event.offset_bytes + event.length_bytes])
+        assert event.point == image.point
+    assert reads[0] >= 16
+    assert reads[1] <= 3
+    image.data[image.placed[3].offset_bytes + 200] ^= 1
+    scanner = Scanner(len(image.data), CARD, image.placed[2].after, search=False)
+    need = scanner.next_event()
+    assert isinstance(need, Need)
+    scanner.feed(image.data[need.offset_bytes : need.offset_bytes + need.length_bytes])
+    while isinstance(event := scanner.next_event(), Need):
+        scanner.feed(image.data[event.offset_bytes : event.offset_bytes + event.length_bytes])
+    assert isinstance(event, End)
+    assert event.point == image.placed[2].after
