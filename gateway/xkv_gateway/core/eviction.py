@@ -145,7 +145,7 @@ class Eviction:
 
     def _oldest(self, home: Home, limit: int, need: Need) -> list[U32]:
         """Take victims off the front of a home's order, as long as they are older than `limit`."""
-        log, victims = home.uses, []
+        log, victims, look = home.uses, [], max(_LOOK, need.objects)
         while not need.met:
             front = log.front[0][0] if log.front else NEVER
             head = log.head_stamp()
@@ -157,7 +157,8 @@ class Eviction:
                 if int(self._state.recency.stamp_of[slot]) == stamp:
                     victims.append(self._sift(home, np.array([slot], np.uint32), need)[0])
                 continue
-            slots, stamps = log.head(max(_LOOK, need.objects), min(limit, front))
+            slots, stamps = log.head(look, min(limit, front))
+            look *= 2  # long rows of stale entries are passed in big steps, small needs read little
             valid = np.flatnonzero(self._state.recency.stamp_of[slots] == stamps)
             taken, looked_at = self._sift(home, slots[valid], need)
             victims.append(taken)

@@ -27,7 +27,7 @@ CHUNK_MAX: Final = 4096
 SWEEP_SLACK: Final = 64
 SWEEP_CHUNKS: Final = 6
 """Old chunks rewritten for each new one."""
-HEAP_SLACK: Final = 1024
+HEAP_SLACK: Final = 256
 NEVER: Final = 1 << 63
 """Later than every stamp."""
 

@@ -56,9 +56,11 @@ class Stores:
         wanted = np.flatnonzero(~held & ~oversize)
         kept = slots[held & (table.state[slots] == State.LIVE)]
         # What the reply calls `exists` must not be evicted for other members of the same batch.
-        table.pin(kept)
+        if len(kept):
+            table.pin(kept)
         admitted, waiting = self._admit(wanted, units, entries)
-        self._removal.unguarded(table.unpin(kept))
+        if len(kept):
+            self._removal.unguarded(table.unpin(kept))
         if len(admitted):
             self._reserve(request, admitted, sizes[admitted], (low[admitted], high[admitted]), entries)
         # Whatever waits, waits for tombstones: those of its victims, or older ones.
