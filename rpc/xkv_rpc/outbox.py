@@ -64,11 +64,14 @@ class Outbox:
         return bool(self._waiting)
 
     def send(self, peer: PeerId, header: bytes, payloads: Sequence[Buffer]) -> bool:
-        """Send a reply, now or as soon as its peer takes it. False: it was dropped, since the peer does not read."""
+        """Send a reply, now or as soon as its peer takes it.
+
+        False: its peer has not taken what it was sent before. A reply with payloads can then be tried again as a small
+        one that says so; a small one has been dropped and counted.
+        """
         size = len(header) + (sum(map(len, payloads)) if payloads else 0)
         if peer not in self._waiting:
             if payloads and not self._ledger.owe(peer, size):
-                self.dropped_full += 1
                 return False
             outcome = self._try(peer, header, payloads, size, owed_bytes=size if payloads else 0)
             if outcome is not SendOutcome.FULL:
@@ -76,7 +79,7 @@ class Outbox:
             if payloads:
                 self._ledger.settle(peer, size)
         if not self._ledger.owe(peer, size + WAITING_ENTRY_BYTES):
-            self.dropped_full += 1
+            self.dropped_full += not payloads
             return False
         self._waiting.setdefault(peer, deque()).append((header, payloads, size))
         self._arm()
