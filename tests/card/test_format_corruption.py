@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.card import samples
 from tests.card.samples import CARD
 from xkv_gateway.card import heartbeat, journal_format, superblock
-from xkv_gateway.card.format_errors import FormatError
+from xkv_gateway.card.format_errors import FormatError, UnknownVersion
 from xkv_gateway.card.journal_format import Ring
-from xkv_gateway.card.structure import Structure, crc_of
+from xkv_gateway.card.structure import FORMAT_VERSION, Structure, crc_of
 from xkv_gateway.card.table_file import CHUNK, CLOSING, FILE_HEADER, FileKind, TableWriter
 from xkv_gateway.card.table_read import TableReader, decode_ends
 from xkv_gateway.card.tables import OBJECTS
@@ -136,6 +136,40 @@ def test_reserved_bytes_are_checked(name: str) -> None:
             altered[12:16] = crc_of(memoryview(altered)[: structure.size_bytes]).to_bytes(4, "little")
             with pytest.raises(FormatError, match="reserved"):
                 decode(bytes(altered))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_later_version_is_whole_and_unknown(name: str) -> None:
+    whole, decode, structure = CASES[name]
+    later = bytearray(whole)
+    later[8:12] = (FORMAT_VERSION + 1).to_bytes(4, "little")
+    later[12:16] = crc_of(memoryview(later)[: structure.size_bytes]).to_bytes(4, "little")
+    with pytest.raises(UnknownVersion) as caught:
+        decode(bytes(later))
+    assert caught.value.version == FORMAT_VERSION + 1
+
+
+def test_a_flipped_bit_in_every_64th_byte_of_a_checkpoint_is_found_for_one_reason_each_time() -> None:
+    parts = {"header": HEADER, "chunk": CHUNKS[0], "closing": CLOSED}
+    for name, whole in parts.items():
+        for at in range(0, len(whole), 64):
+            flipped = bytearray(whole)
+            flipped[at] ^= 0x10
+            found = {_reason(parts | {name: bytes(flipped)}) for _ in range(2)}
+            assert len(found) == 1
+            assert found != {None}
+    assert _reason(parts) is None
+
+
+def _reason(parts: dict[str, bytes]) -> str | None:
+    try:
+        facts = _ends(parts["header"], parts["closing"])
+        reader = TableReader(samples.REGION_BYTES, facts)
+        reader.decode(parts["chunk"])
+        reader.finish()
+    except FormatError as error:
+        return str(error)
+    return None
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
