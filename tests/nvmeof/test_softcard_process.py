@@ -12,6 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
 from tests.nvmeof.card_process import (
     DEADLINE_S,
@@ -26,6 +27,7 @@ from xkv_nvmeof.command import Sgl
 from xkv_nvmeof.initiator_errors import ConnectRefused
 from xkv_nvmeof.logpages import DiscoveryEntry, DiscoveryHeader
 from xkv_nvmeof.pdu import PLAIN, FatalStatus, encode_command
+from xkv_nvmeof.softcard.__main__ import main
 from xkv_nvmeof.spec import DISCOVERY_NQN, LogPageId, Status
 
 if TYPE_CHECKING:
@@ -198,7 +200,10 @@ def test_a_file_in_use_or_of_another_kind_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_command_line_is_refused_with_the_reason(arguments: tuple[str, ...], words: str) -> None:
-    assert words in refused_card(*arguments)
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code != 0
+    assert isinstance(result.exception, SystemExit)
+    assert words in result.output
 
 
 def test_a_new_file_needs_a_size_and_a_port_in_use_is_said(tmp_path: Path) -> None:

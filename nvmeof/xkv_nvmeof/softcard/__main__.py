@@ -179,6 +179,11 @@ def _run(options: Options) -> None:
         store = Store.open_file(options.file, options.size_bytes, options.block_bytes, os.urandom)
     try:
         with _bind(options) as listener:
+            logging.basicConfig(
+                stream=sys.stderr,
+                level=logging.INFO,
+                format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            )
             uvloop.run(_serve(options, store, listener))
     finally:
         store.close()
@@ -221,9 +226,6 @@ def main(
 
     When it is ready, one line of JSON on stdout says where. For development and small set-ups.
     """
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     if memory == (file is not None):
         raise click.UsageError("give either --file or --memory")
     if nqn is not None and (
