@@ -168,6 +168,8 @@ class Controller:
                 and new.page_bytes == MIN_PAGE_BYTES
                 and (self.discovery or (new.sq_entry_log2 == 6 and new.cq_entry_log2 == 4))
             )
+            if self.phase is ControllerPhase.SHUT_DOWN:
+                self._step(ControllerEvent.DISABLE)  # it was shut down without ever having been enabled
             if self.phase is ControllerPhase.DISABLED:
                 self._step(ControllerEvent.ENABLE if supported else ControllerEvent.ENABLE_BAD)
         return Reply()

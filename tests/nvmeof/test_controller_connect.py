@@ -199,6 +199,17 @@ def test_a_shutdown_is_complete_only_when_everything_is_durable() -> None:
     assert queue.connection.ended
 
 
+def test_a_controller_that_was_shut_down_can_be_used_again() -> None:
+    admin = CardBench().admin(enable=False)
+    admin.configure(ControllerConfiguration(shutdown=ShutdownNotification.NORMAL))
+    for _ in range(2):
+        admin.configure()
+        assert ControllerStatus.from_int(admin.property_get(Register.CSTS)).to_int() == 1
+        admin.configure(replace(ENABLE, shutdown=ShutdownNotification.ABRUPT))
+        assert ControllerStatus.from_int(admin.property_get(Register.CSTS)).to_int() == 8
+        admin.configure(ControllerConfiguration())
+
+
 def test_a_lost_io_connection_ends_the_association_but_a_disconnect_does_not() -> None:
     bench = CardBench()
     admin = bench.admin()

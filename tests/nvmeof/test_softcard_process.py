@@ -6,8 +6,11 @@ import asyncio
 import os
 import select
 import signal
+import socket
+import struct
 import time
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -26,13 +29,11 @@ from xkv_nvmeof.blockdev import ByteRange, CommandFailed, DeviceError, DeviceSta
 from xkv_nvmeof.command import Sgl
 from xkv_nvmeof.initiator_errors import ConnectRefused
 from xkv_nvmeof.logpages import DiscoveryEntry, DiscoveryHeader
-from xkv_nvmeof.pdu import PLAIN, FatalStatus, encode_command
+from xkv_nvmeof.pdu import PLAIN, FatalStatus, ICReq, encode, encode_command
 from xkv_nvmeof.softcard.__main__ import main
 from xkv_nvmeof.spec import DISCOVERY_NQN, LogPageId, Status
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from xkv_nvmeof.initiator import TcpInitiator
 
 SIZE = 64 << 20
@@ -321,6 +322,31 @@ def test_a_card_that_was_stopped_for_long_hears_its_hosts_before_it_ends_them() 
         assert host.receive() is not None
         completion, _ = host.command(builders.keep_alive(8))
         assert completion.ok
+
+
+def test_connections_that_break_off_anywhere_leave_nothing_behind() -> None:
+    with running_card("--memory", "--size", "1MiB") as card:
+        descriptors = Path(f"/proc/{card.process.pid}/fd")
+
+        def count_after_use() -> int:
+            with SocketHost(card) as host:
+                host.init()
+                assert host.connect(card.ready["nqn"]).ok
+                return len(list(descriptors.iterdir()))
+
+        before = count_after_use()
+        setup = encode(ICReq())
+        for number in range(100):
+            with SocketHost(card) as host:
+                if number % 2:
+                    host.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                host.send(setup[: number * 2])
+        deadline = time.monotonic() + DEADLINE_S
+        while count_after_use() > before + 2:
+            assert time.monotonic() < deadline
+        code, log = card.stop()
+        assert code == 0
+        assert "CRITICAL" not in log
 
 
 async def test_only_named_hosts_may_connect() -> None:

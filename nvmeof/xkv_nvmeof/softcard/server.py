@@ -82,13 +82,25 @@ class Server:
                 self.loop.remove_reader(listener.fileno())
                 self.loop.call_later(ACCEPT_PAUSE_S, self._resume_accept, listener)
                 return
-            buffers = ConnectionBuffers(self.pool)
-            connection = self.card.open(buffers, Portal(*sock.getsockname()[:2]), self.clock())
-            if connection is None:
-                _LOG.warning("too many connections: %s refused", address[0])
-                sock.close()
-                continue
-            self.peers[connection] = _Peer(self, sock, connection, buffers)
+            self._admit(sock, address[0])
+
+    def _admit(self, sock: socket.socket, address: str) -> None:
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            portal = Portal(*sock.getsockname()[:2])
+        except OSError as error:
+            _LOG.info("connection of %s failed at once: %s", address, error.strerror)
+            sock.close()
+            return
+        buffers = ConnectionBuffers(self.pool)
+        connection = self.card.open(buffers, portal, self.clock())
+        if connection is None:
+            _LOG.warning("too many connections: %s refused", address)
+            sock.close()
+            return
+        self.peers[connection] = _Peer(self, sock, connection, buffers)
 
     def _resume_accept(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:
@@ -142,9 +154,6 @@ class _Peer:
         connection: ControllerConnection,
         buffers: ConnectionBuffers,
     ) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._server = server
         self._sock = sock
         self._connection = connection
