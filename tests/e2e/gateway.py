@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -116,10 +117,8 @@ class Gateway:
 
     async def _pump(self) -> None:
         assert self.process.stderr is not None
-        assert self.process.stdout is not None
         async for line in self.process.stderr:
             self.log.append(line.decode())
-        await self.process.stdout.read()
 
 
 @contextlib.asynccontextmanager
@@ -143,7 +142,9 @@ async def serving(
         async with asyncio.timeout(HANG_S):
             while not gateway.said or "Ctrl-C" not in gateway.said[-1]:
                 line = await process.stdout.readline()
-                assert line, gateway.log_text
+                if not line:
+                    await gateway.pump
+                    pytest.fail(f"the gateway did not start:\n{gateway.log_text}")
                 gateway.said.append(line.decode().rstrip("\n"))
         yield gateway
     finally:

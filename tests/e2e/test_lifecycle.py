@@ -7,11 +7,14 @@ import socket
 import stat
 from typing import TYPE_CHECKING
 
+import msgpack
 import pytest
+import zmq
 
 from tests.e2e.gateway import COMMAND, HANG_S, alive, environment, gone, run, serve_arguments, serving
 from xkv_gateway.errors import ExitCode
 from xkv_rpc.async_client import AsyncClient
+from xkv_rpc.errors import XkvRpcError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +56,42 @@ async def test_clients_that_hang_do_not_hold_up_the_end(home: Path) -> None:
         assert loop.time() - began < 5
         half_sent.close()
         silent.close()
+
+
+async def test_unread_replies_and_stores_in_flight_do_not_hold_up_the_end(home: Path) -> None:
+    async with serving(home / "state") as gateway:
+        endpoint = f"tcp://127.0.0.1:{gateway.control_port}"
+        client = AsyncClient(endpoint)
+        payload = bytes(1 << 20)
+        await client.store("", b"", [b"read"], [payload])
+        context = zmq.Context()
+        mute = [context.socket(zmq.DEALER) for _ in range(10)]
+        for number, dealer in enumerate(mute):
+            dealer.connect(endpoint)
+            for index in range(20):
+                load = {
+                    "v": 1,
+                    "id": number * 100 + index,
+                    "op": "load",
+                    "ns": "",
+                    "scope": b"",
+                    "keys": [b"read"],
+                }
+                dealer.send(msgpack.packb(load))
+        stores = [asyncio.create_task(client.store("", b"", [b"%d" % i], [payload])) for i in range(20)]
+        await gateway.until(lambda status: status["requests"].get("store", 0) > 1)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        code = await gateway.end()
+        assert loop.time() - began < 5
+        assert code == ExitCode.OK
+        outcomes = await asyncio.gather(*stores, return_exceptions=True)
+        # Every store heard of its end: stored, refused, or that the gateway is gone.
+        assert all(outcome == ["stored"] or isinstance(outcome, XkvRpcError) for outcome in outcomes)
+        await client.aclose()
+        for dealer in mute:
+            dealer.close(linger=0)
+        context.term()
 
 
 async def test_a_second_signal_forces_the_end_and_says_so(home: Path) -> None:
@@ -132,9 +171,12 @@ async def test_a_signal_during_the_start_ends_it_cleanly(home: Path) -> None:
             env=environment(home),
             stderr=asyncio.subprocess.PIPE,
         )
+        talk = asyncio.create_task(process.communicate())
+        met = asyncio.create_task(connected.wait())
         async with asyncio.timeout(HANG_S):
-            await connected.wait()
+            await asyncio.wait((talk, met), return_when=asyncio.FIRST_COMPLETED)
+            assert met.done(), talk.result()
             process.terminate()
-            _, err = await process.communicate()
+            _, err = await talk
         assert process.returncode == ExitCode.OK
         assert b"Traceback" not in err

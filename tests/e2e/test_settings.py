@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.gateway import run, serve_arguments, serving
 from xkv_gateway.cli import main
 from xkv_gateway.errors import ExitCode
+from xkv_rpc.async_client import AsyncClient
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,3 +153,43 @@ async def test_a_target_that_is_not_there_is_named(home: Path) -> None:
     assert finished.code == ExitCode.CARD
     assert card in finished.err
     assert "Traceback" not in finished.err
+
+
+async def test_what_lies_at_a_socket_path_is_never_removed_unless_it_is_a_stale_socket(home: Path) -> None:
+    (home / "state").mkdir()
+    path = home / "state" / "regions.sock"
+    path.write_text("precious")
+    finished = await run(home, *serve_arguments(home / "state", "256MiB"))
+    assert finished.code == ExitCode.CONFIG
+    assert str(path) in finished.err
+    assert path.read_text() == "precious"
+    assert not (home / "state.img").exists()
+    path.unlink()
+    stale = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stale.bind(str(path))
+    stale.close()
+    async with serving(home / "state") as gateway:
+        assert gateway.said_at("regions") == str(path)
+
+
+async def test_an_over_long_socket_path_is_named_and_nothing_is_made(home: Path) -> None:
+    long = home / ("d" * 100)
+    finished = await run(
+        home, *serve_arguments(home / "state", "256MiB"), XKV_CONTROL__SOCKET=f"{long}/control.sock"
+    )
+    assert finished.code == ExitCode.CONFIG
+    assert str(long) in finished.err
+    finished = await run(home, *serve_arguments(long, "256MiB"))
+    assert finished.code == ExitCode.STATE_DIR
+    assert "too long" in finished.err
+    assert not list(home.glob("*.img"))
+
+
+async def test_the_unix_socket_serves_the_same_protocol(home: Path) -> None:
+    async with serving(home / "state", XKV_CONTROL__SOCKET=f"{home}/control.sock") as gateway:
+        assert gateway.said_at("control").endswith(f" and {home}/control.sock")
+        client = AsyncClient(f"ipc://{home}/control.sock")
+        hello = await client.hello("test")
+        assert hello.card.state == "online"
+        assert hello.regions == str(home / "state" / "regions.sock")
+        await client.aclose()

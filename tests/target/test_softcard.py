@@ -1,12 +1,25 @@
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import shutil
+import signal
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from xkv_gateway.errors import CardUnavailableError
-from xkv_gateway.target.softcard import DEFAULT_BYTES, SIZE_STEP_BYTES, default_size
+from xkv_gateway.target.softcard import (
+    DEFAULT_BYTES,
+    LOG_LINES_PER_PERIOD,
+    LOG_PERIOD_NS,
+    SIZE_STEP_BYTES,
+    SoftCard,
+    _LogLimit,
+    default_size,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,3 +46,47 @@ def test_a_disk_without_room_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(0, 0, 10 << 20))
     with pytest.raises(CardUnavailableError, match="no room for a soft card"):
         default_size(tmp_path)
+
+
+def test_the_log_of_the_process_is_bounded_and_keeps_its_levels(caplog: pytest.LogCaptureFixture) -> None:
+    now_ns = 0
+    limit = _LogLimit(lambda: now_ns)
+    with caplog.at_level(logging.INFO):
+        limit.line("2026-01-01 00:00:00,000 WARNING xkv_nvmeof.softcard: the disk is full")
+        for _ in range(1000):
+            limit.line("2026-01-01 00:00:00,000 INFO xkv_nvmeof.softcard: again")
+        assert len(caplog.records) == LOG_LINES_PER_PERIOD
+        now_ns = LOG_PERIOD_NS
+        limit.line("without a level")
+    first, *_, told, last = caplog.records
+    assert (first.levelname, first.getMessage()) == ("WARNING", "soft card: the disk is full")
+    assert "981 more lines" in told.getMessage()
+    assert last.getMessage() == "soft card: without a level"
+
+
+async def test_a_process_that_does_not_start_is_told_with_its_own_words(tmp_path: Path) -> None:
+    card = SoftCard(tmp_path / "no" / "such" / "card.img", 128 << 20, clock=time.monotonic_ns)
+    with pytest.raises(CardUnavailableError, match=r"card\.img did not start: .*[Nn]o such"):
+        await card.start()
+    assert card.facts.pid is None
+    await card.aclose()
+
+
+async def test_a_process_that_dies_again_and_again_is_started_again_and_moves(tmp_path: Path) -> None:
+    card = SoftCard(tmp_path / "card.img", 128 << 20, clock=time.monotonic_ns)
+    ready = await card.start()
+    places: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    keeper = asyncio.create_task(card.run(lambda host, port: places.put_nowait((host, port))))
+    async with asyncio.timeout(30):
+        for restarts in (1, 2):
+            pid = card.facts.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            host, _ = await places.get()
+            assert host == ready.host
+            assert card.facts.restarts == restarts
+    keeper.cancel()
+    await asyncio.wait((keeper,))
+    await card.aclose()
+    assert card.facts.pid is None
+    await card.aclose()

@@ -81,8 +81,6 @@ class CardSession:
         self.superblock = superblock
         self.recovery = recovery
         self.phase = Phase.RECOVERING
-        self.answering = asyncio.Event()
-        """Set once lookups are answered from the index, and where nothing has to settle, once writes are too."""
         self.settled_at_ns = settled_at_ns
         self.journal: JournalWriter | None = None
         self.checkpointer: Checkpointer | None = None
@@ -151,9 +149,6 @@ class CardSession:
             CardLost: the card is not ours any more.
             CardFailed: the controller refuses what the card needs.
         """
-        await self._fence.verify()
-        if self.settled_at_ns > self._options.clock():
-            self.answering.set()
         fence = asyncio.create_task(self._fence.run(), name="fence")
         try:
             await self._until(self._settle(store), fence)

@@ -251,13 +251,14 @@ class Daemon:
             card = tasks.create_task(parts.attached.run(), name="card")
             run = tasks.create_task(self._own(parts), name="run")
             tasks.create_task(parts.admin.run(), name="admin")
-            parts.ports.gate.open(parts.service)
-            owned = asyncio.create_task(parts.session.owned_soon())
-            await asyncio.wait((owned, run), return_when=asyncio.FIRST_COMPLETED)
-            owned.cancel()
-            if not run.done():
+            stopped = asyncio.create_task(self._stop.wait(), name="stop")
+            owned = asyncio.create_task(parts.session.owned_soon(), name="owned")
+            await asyncio.wait((owned, run, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if owned.done():
+                parts.ports.gate.open(parts.service)
                 on_serving(parts.reporter.status())
-            await self._stop.wait()
+            owned.cancel()
+            await stopped
             await _drain(parts)
             await _close_card(parts.session)
             run.cancel()
@@ -265,15 +266,6 @@ class Daemon:
         parts.store.close()
         if self._lost is not None:
             raise self._lost
-
-    async def _answering(self, session: CardSession) -> bool:
-        """Wait until the card answers; False: the gateway is to end before that."""
-        answers = asyncio.create_task(session.answering.wait(), name="answers")
-        stopped = asyncio.create_task(self._stop.wait(), name="stop")
-        await asyncio.wait((answers, stopped), return_when=asyncio.FIRST_COMPLETED)
-        for task in (answers, stopped):
-            task.cancel()
-        return session.answering.is_set()
 
     async def _own(self, parts: _Parts) -> None:
         """Take and keep the card; when that ends, everything ends."""
