@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -92,3 +93,14 @@ def test_the_trailer_table_is_the_one_in_the_code() -> None:
     ends = [int(offset) + int(size) for offset, size, *_ in documented]
     assert [int(cells[0]) for cells in documented[1:]] == ends[:-1]
     assert ends[-1] == store.TRAILER_BYTES
+
+
+def test_the_controller_side_is_pure() -> None:
+    banned = {"asyncio", "time", "random", "secrets", "os", "socket", "logging", "threading", "uvloop"}
+    names = ("spec", "command", "builders", "identify", "logpages", "discovery")
+    for path in [*PACKAGE.glob("controller*.py"), *(PACKAGE / f"{name}.py" for name in names)]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not banned & {alias.name.split(".")[0] for alias in node.names}, path
+            elif isinstance(node, ast.ImportFrom):
+                assert str(node.module).split(".")[0] not in banned, path
