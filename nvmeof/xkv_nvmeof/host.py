@@ -246,7 +246,8 @@ class HostQueue:
         if exchange is None:
             raise not_in_flight(pdu.command_id, pdu, CID_OF_DATA, self._reader.wire)
         outbox = self.outbox
-        exchange.r2t_ends = [end for end in exchange.r2t_ends if end > outbox.sent_bytes]
+        if exchange.r2t_ends:
+            exchange.r2t_ends = tuple(end for end in exchange.r2t_ends if end > outbox.sent_bytes)
         judge_r2t(exchange, pdu, self._reader.wire, max_r2t=self._settings.max_r2t)
         assert self.granted is not None
         limit = self.granted.max_h2c_data_bytes
@@ -258,4 +259,4 @@ class HostQueue:
             header = encode_h2c_data(data, outbox.wire)
             exchange.send_end = outbox.put(header, cut(exchange.send, start, size), size)
             start += size
-        exchange.r2t_ends.append(exchange.send_end)
+        exchange.r2t_ends += (exchange.send_end,)

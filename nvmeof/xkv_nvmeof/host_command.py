@@ -6,7 +6,7 @@ An `Exchange` is one command from its submission until its outcome. Its buffers 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -72,7 +72,8 @@ class Exchange:
     """Place of the first byte of the capsule in all that the queue pair ever sent."""
     send_end: int = 0
     """Place behind the last byte queued for this command."""
-    r2t_ends: list[int] = field(default_factory=list)
+    r2t_ends: tuple[int, ...] = ()
+    """Places behind the data of each request that is not out yet."""
     _targets: list[memoryview] | None = None
 
     def reset(self) -> None:
@@ -80,7 +81,7 @@ class Exchange:
         self.outcome = Outcome.PENDING
         self.received_bytes = self.requested_bytes = 0
         self.saw_last = self.corrupt = False
-        self.r2t_ends = []
+        self.r2t_ends = ()
         self._targets = list(self.receive)
 
     def point(self, cid: int, *, in_capsule: bool) -> None:

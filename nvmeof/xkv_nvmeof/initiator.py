@@ -133,19 +133,20 @@ class TcpInitiator:
 
     async def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
         """Fill `buffers`, in order, from the namespace."""
-        await self._transfer(IoOpcode.READ, offset_bytes, buffers)
+        await self._transfer("READ", offset_bytes, buffers)
 
     async def write_from(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
         """Write `buffers`, in order."""
-        await self._transfer(IoOpcode.WRITE, offset_bytes, buffers)
+        await self._transfer("WRITE", offset_bytes, buffers)
 
-    async def _transfer(self, opcode: IoOpcode, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+    async def _transfer(self, what: str, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
         total = total_bytes(buffers)
-        geometry = self._bounded(opcode.name, offset_bytes, total)
+        writes = what == "WRITE"
+        geometry = self._bounded(what, offset_bytes, total)
         if not total:
             return
         commands = transfers(
-            opcode,
+            IoOpcode.WRITE if writes else IoOpcode.READ,
             self._nsid,
             geometry.block_bytes,
             offset_bytes,
@@ -153,9 +154,8 @@ class TcpInitiator:
             total,
             geometry.preferred_io_bytes,
         )
-        writes = opcode is IoOpcode.WRITE
         try:
-            await self._dispatcher.run(opcode.name, commands, mutates=writes)
+            await self._dispatcher.run(what, commands, mutates=writes)
         except DeviceError:
             self._counters.errors += 1
             raise

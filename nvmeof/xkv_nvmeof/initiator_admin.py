@@ -43,6 +43,8 @@ _MAX_COMMAND_BLOCKS: Final = 65_536
 _ONCS_DATASET_MANAGEMENT: Final = 1 << 2
 _ONCS_WRITE_ZEROES: Final = 1 << 3
 _DSM_MAX_RANGES: Final = 256
+_AUTHENTICATION_REQUIRED_SHIFT: Final = 17
+"""ATR and ASCR, bits 17 and 18 of dword 0 of Connect's completion (Base 6.3)."""
 ADMIN_QUEUE_ENTRIES: Final = 32
 """Size of the admin queue, the least that Fabrics allows (Base 3.1.3.1)."""
 
@@ -189,6 +191,10 @@ async def fabrics_connect(
         status = failed.status_code_type << 8 | failed.status_code
         hint = _CONNECT_HINTS.get(status, "")
         raise ConnectRefused(f"{what} refused: {status_name(status)}{hint}", status=status) from None
+    if answer.result >> _AUTHENTICATION_REQUIRED_SHIFT & 3:
+        raise ConnectFailed(
+            f"{what}: the controller requires in-band authentication, which this host does not speak"
+        )
     return answer.result & 0xFFFF
 
 

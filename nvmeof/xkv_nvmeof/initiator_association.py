@@ -76,6 +76,8 @@ class Association:
         self.expire_waiting: Callable[[int], int] | None = None
         """Lets the owner of calls that wait expire them; returns their next deadline."""
         self._all_links: list[QueueLink] = []
+        self._joined: set[QueueLink] = set()
+        """Links whose end is the end of the association: those that completed Connect."""
         self._loop = asyncio.get_running_loop()
         self._tick_handle: asyncio.TimerHandle | None = None
         self._keep_alive_handle: asyncio.TimerHandle | None = None
@@ -107,18 +109,22 @@ class Association:
         self._all_links.append(link)
         try:
             await link.setup(deadline_ns)
+            found = await fabrics_connect(
+                link,
+                options,
+                deadline_ns,
+                nqn=nqn,
+                qid=qid,
+                cntlid=cntlid,
+                entries=entries,
+                keep_alive_ms=keep_alive_ms,
+            )
         except (PeerViolation, QueueFailure) as error:
             raise ConnectFailed(f"initialising queue {qid}: {error}") from error
-        found = await fabrics_connect(
-            link,
-            options,
-            deadline_ns,
-            nqn=nqn,
-            qid=qid,
-            cntlid=cntlid,
-            entries=entries,
-            keep_alive_ms=keep_alive_ms,
-        )
+        except ConnectFailed:
+            link.close()
+            raise
+        self._joined.add(link)
         return link, found
 
     async def _connect_socket(self, timeout_s: float) -> socket.socket:
@@ -168,11 +174,14 @@ class Association:
         on_end, self.on_end = self.on_end, None
         if on_end is not None:
             on_end(self.reason)
-        for link in self._all_links:
+        for link in list(self._all_links):
             link.fail(failure)
 
     def _link_down(self, link: QueueLink) -> None:
-        self.end(link.core.failure or ConnectionLost("connection lost"))
+        if link in self._joined:
+            self.end(link.core.failure or ConnectionLost("connection lost"))
+        else:
+            self._all_links.remove(link)
 
     async def shut_down(self) -> None:
         """Tell the controller that this host leaves (CC.SHN, Base 3.6.1); bounded by `close_timeout_ms`."""

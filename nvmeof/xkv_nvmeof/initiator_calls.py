@@ -41,6 +41,7 @@ class Call:
         "_ahead",
         "_commands",
         "_lost",
+        "_stopped",
         "association",
         "concluded",
         "deadline_ns",
@@ -74,6 +75,7 @@ class Call:
         self._commands = commands
         self._ahead: list[Exchange] = []
         self._lost = False
+        self._stopped = False
         self._look_ahead()
 
     def _look_ahead(self) -> None:
@@ -101,6 +103,7 @@ class Call:
 
     def stop(self, error: DeviceError | None) -> None:
         """Send no more of this call; conclude as soon as nothing of it is in flight."""
+        self._stopped = True
         self._ahead.clear()
         self._commands = iter(())
         if self.error is None:
@@ -119,7 +122,7 @@ class Call:
         elif outcome is Outcome.CORRUPT:
             if exchange.tries:
                 self.stop(DataCorrupted(f"{self.what}: the data digest did not match, also when repeated"))
-            elif not self.concluded and self.error is None:
+            elif not self._stopped:
                 exchange.tries += 1
                 self._ahead.append(exchange)
                 return True

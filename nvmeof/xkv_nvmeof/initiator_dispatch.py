@@ -101,8 +101,13 @@ class Dispatcher:
         """Send as many waiting commands as there is room for, a command of each call in turn."""
         waiting, links = self._waiting, self._links
         while waiting:
-            link = max(links, key=_room, default=None)
-            if link is None or link.core.room == 0:
+            best = None
+            most = 0
+            for link in links:
+                room = link.core.room
+                if room > most:
+                    best, most = link, room
+            if best is None:
                 return
             call = waiting.popleft()
             if not call.waiting:
@@ -111,7 +116,7 @@ class Dispatcher:
             if call.waiting:
                 waiting.append(call)
             exchange.on_finish = call.on_finish(self._finished)
-            link.submit(exchange)
+            best.submit(exchange)
 
     def _finished(self, call: Call, exchange: Exchange) -> None:
         if call.finished(exchange) and call not in self._waiting:
@@ -123,7 +128,3 @@ class Dispatcher:
             self._waiting.remove(call)
             call.stop(DeviceBusy(f"{call.what}: no room in the queues before the deadline"))
         return min((call.deadline_ns for call in self._waiting), default=NO_DEADLINE)
-
-
-def _room(link: QueueLink) -> int:
-    return link.core.room

@@ -65,6 +65,7 @@ class Keeper:
         """
         self._adopt(await open_association(self._host, self.address, None))
         self._task = asyncio.create_task(self._run(), name="nvme-tcp-keeper")
+        self._task.add_done_callback(_report_death)
 
     def retarget(self, host: str, port: int) -> None:
         """Use another address from the next attempt on; while offline that is made at once."""
@@ -185,3 +186,9 @@ class Keeper:
             self._see(view)
             self._dispatcher.attach(association)
             self._set_state(DeviceState.ONLINE, "connected")
+
+
+def _report_death(task: asyncio.Task[None]) -> None:
+    """The task ends only when cancelled; anything else is a mistake of ours that must not pass in silence."""
+    if not task.cancelled() and task.exception() is not None:
+        _logger.critical("the card is not reconnected any more", exc_info=task.exception())

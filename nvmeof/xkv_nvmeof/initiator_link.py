@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from struct import pack
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.host import HostQueue
-from xkv_nvmeof.host_settings import ClosedByHost, ConnectionLost
+from xkv_nvmeof.host_settings import ClosedByHost, ConnectionLost, DeadlinePassed
 from xkv_nvmeof.host_states import OVER, QueueState
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _SCRATCH_BYTES: Final = 64 * 1024
 _TAIL_BYTES: Final = 512
 """Received behind the data of a read in the same call: digest, response and the next header."""
+_ABORT: Final = pack("ii", 1, 0)
+"""SO_LINGER with a time of zero: close with a reset."""
 _READS_PER_WAKEUP: Final = 16
 """So that a fast peer cannot keep the loop from its timers and its other sockets."""
 
@@ -179,5 +182,9 @@ class QueueLink:
             # Only a TermReq is left; if the socket does not take it at once, the end of the connection says enough.
             with contextlib.suppress(OSError):
                 self._sock.sendmsg(self.core.outbox.views())
+        if isinstance(self.core.failure, DeadlinePassed | ConnectionLost):
+            # What the kernel still holds must not be delivered later: writes in it are of unknown outcome already.
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
         self._sock.close()
         self._on_down(self)

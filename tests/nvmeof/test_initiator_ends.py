@@ -50,6 +50,32 @@ async def test_a_cancelled_read_never_touches_its_buffer_again() -> None:
         assert device.counters.reconnects == 0
 
 
+async def test_a_cancelled_read_is_not_repeated_for_its_digest() -> None:
+    held: list[SubmissionEntry] = []
+
+    def hold(conn: FakeConnection, entry: SubmissionEntry) -> list[bytes] | None:
+        if conn.qid <= 0 or entry.opcode != IoOpcode.READ or held:
+            return None
+        held.append(entry)
+        return []
+
+    script = Script(on_command=hold, grant_data_digest=True)
+    async with connected(script, io_queues=1, data_digest="required") as (target, device):
+        target.store[:] = b"\xff" * len(target.store)
+        buffer = bytearray(BLOCK)
+        call = asyncio.ensure_future(device.read_into(0, [memoryview(buffer)]))
+        await target.until(lambda: bool(held))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        conn, cid = target.connection_of(1), held[0].cid
+        conn.send(conn.data(cid, 0, b"\xff" * BLOCK, last=True, flip=True), conn.response(cid))
+        await device.read_into(BLOCK, [memoryview(bytearray(BLOCK))])
+        reads = [entry for qid, entry in target.seen.commands if qid and entry.opcode == IoOpcode.READ]
+        assert len(reads) == 2
+        assert not any(buffer)
+
+
 async def test_a_cancelled_write_concludes_first() -> None:
     held: list[SubmissionEntry] = []
 

@@ -64,6 +64,16 @@ async def test_a_refused_connect_keeps_its_status(status: Status, text: str) -> 
         assert caught.value.status == status
 
 
+async def test_a_controller_that_wants_authentication_is_refused_with_that_reason() -> None:
+    def wants(conn: FakeConnection, entry: SubmissionEntry) -> list[bytes] | None:
+        connect_it = entry.opcode == AdminOpcode.FABRICS and entry.fabrics_type == FabricsType.CONNECT
+        return [conn.response(entry.cid, 0, 1 << 17 | 5)] if connect_it else None
+
+    async with FakeTarget(Script(on_command=wants)) as target:
+        with pytest.raises(ConnectFailed, match="authentication"):
+            await connect(target.port)
+
+
 async def test_a_namespace_that_is_not_there_is_said() -> None:
     async with FakeTarget() as target:
         target.size_blocks = 0
