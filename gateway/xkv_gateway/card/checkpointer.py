@@ -48,6 +48,8 @@ SLOTS_PER_TURN: Final = 1 << 15
 """Rows are gathered in parts of this: about two milliseconds each."""
 JOURNAL_SHARE: Final = 8
 """A checkpoint begins when the journal has grown by this part (1/8) of its ring since the last one began."""
+BATCHES_MAX: Final = 1 << 15
+"""... or by so many batches, each of which takes time to replay, however small it is."""
 ATTEMPTS_MAX: Final = 3
 
 
@@ -84,7 +86,7 @@ class Checkpointer:
         self._clock = clock
         self._sequence, self._newest_in = newest
         self._starts = list(starts)
-        self._last_start = journal.acknowledged.position
+        self._last_start = journal.acknowledged
         self._wanted = asyncio.Event()
         self._lock = asyncio.Lock()
         self.completed = 0
@@ -93,10 +95,9 @@ class Checkpointer:
 
     def look(self) -> None:
         """Begin a checkpoint if the journal has grown enough; called when it has grown."""
-        if (
-            self._journal.acknowledged.position - self._last_start
-            >= self._journal.ring_bytes // JOURNAL_SHARE
-        ):
+        end, start = self._journal.acknowledged, self._last_start
+        grown_bytes, grown_batches = end.position - start.position, end.number - start.number
+        if grown_bytes >= self._journal.ring_bytes // JOURNAL_SHARE or grown_batches >= BATCHES_MAX:
             self._wanted.set()
 
     async def run(self) -> None:
@@ -129,7 +130,7 @@ class Checkpointer:
 
     async def _write(self, *, of_what_is_durable: bool) -> None:
         start = self._journal.acknowledged
-        self._last_start = start.position
+        self._last_start = start
         place = 1 - self._newest_in
         region = self._regions[place]
         self._sequence += 1
@@ -157,8 +158,14 @@ class Checkpointer:
         self._starts[place] = start.position
         self.completed += 1
         self.last_objects, self.last_bytes = objects, written
-        await self._journal.release(min(each for each in self._starts if each is not None))
+        await self._release(forced=of_what_is_durable)
         log.info("checkpoint %d: %d objects, %d bytes", self._sequence, objects, written)
+
+    async def _release(self, *, forced: bool) -> None:
+        """Give up the journal before the older checkpoint. While there is only one, nothing could replace it but the journal."""
+        starts = [each for each in self._starts if each is not None]
+        if forced or len(starts) == len(self._starts):
+            await self._journal.release(min(starts))
 
     async def _put(self, region: Region, piece: Piece) -> None:
         await self._blocks.write(region.offset_bytes + piece.offset_bytes, [piece.data], flush=False)

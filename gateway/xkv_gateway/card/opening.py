@@ -184,7 +184,9 @@ async def _recover(
 ) -> CardSession:
     superblock = chosen.superblock
     limits = options.limits_of(superblock.layout)
-    recovery = await Recoverer(blocks, superblock, limits, options.clock).run()
+    # After a clean stop nothing can lie behind the end of the journal.
+    search = not superblock.clean or chosen.contested or taken
+    recovery = await Recoverer(blocks, superblock, limits, options.clock).run(search=search)
     beat_epoch = await ownership.heartbeat_epoch(blocks, superblock.stamp.card_uuid)
     recovery.epoch_max = max(recovery.epoch_max, beat_epoch)
     session = CardSession(

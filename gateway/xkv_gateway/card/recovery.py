@@ -53,8 +53,15 @@ class Recovery:
     journal_bytes: int = 0
     damage: list[str] = field(default_factory=list)
     """One sentence for each thing that was damaged, for the operator."""
+    must_reach_lsn: int = 0
+    """The last record that a row of the checkpoint may show."""
     objects: int = 0
     duration_ns: int = 0
+
+    def lose(self, first_lsn: int, last_lsn: int, reason: str) -> None:
+        """Note that records are lost."""
+        self.restored.note_damage()
+        self.damage.append(f"journal: records {first_lsn} to {last_lsn} are lost: {reason}")
 
 
 class Recoverer:
@@ -69,8 +76,11 @@ class Recoverer:
         self._limits = limits
         self._clock = clock
 
-    async def run(self) -> Recovery:
+    async def run(self, *, search: bool) -> Recovery:
         """Read everything.
+
+        Args:
+            search: whether to look for damage behind the end of the journal; not needed after a clean stop.
 
         Raises:
             DeviceError: the card could not be read; nothing is known then.
@@ -80,26 +90,34 @@ class Recoverer:
         known = [facts.identity for facts in files if facts is not None]
         epoch = max((identity.stamp.epoch for identity in known), default=0)
         sequence = max((identity.sequence for identity in known), default=0)
-        recovery: Recovery | None = None
-        for place in by_age(files):
-            facts = files[place]
-            assert facts is not None
-            recovery = await self._from_checkpoint(place, facts, damage)
-            if recovery is not None:
-                break
-            files[place] = None
-        if recovery is None:
-            point = beginning(self._formatted_by())
-            recovery = Recovery(Restored(self._limits, began_ns), point, point.position)
-            if damage:
-                # The journal alone may no longer reach back to the beginning: what it can say is still true.
-                recovery.restored.note_damage()
+        recovery = await self._newest_whole(files, damage)
         recovery.damage = damage
         recovery.epoch_max, recovery.sequence_max = max(self._superblock.stamp.epoch, epoch), sequence
         self._note_files(recovery, files)
-        await self._replay(recovery)
+        await self._replay(recovery, search=search)
         recovery.objects = recovery.restored.live_objects
         recovery.duration_ns = self._clock() - began_ns
+        return recovery
+
+    async def _newest_whole(self, files: list[FileFacts | None], damage: list[str]) -> Recovery:
+        """Load the newest whole checkpoint; damaged ones are taken out of `files`."""
+        ages = by_age(files)
+        newest = files[ages[0]] if ages else None
+        for place in ages:
+            facts = files[place]
+            assert facts is not None
+            recovery, whole = await self._from_checkpoint(place, facts, damage)
+            if whole:
+                return recovery
+            files[place] = None
+        if newest is not None:
+            recovery, _ = await self._from_checkpoint(ages[0], newest, [])
+        else:
+            point = beginning(self._formatted_by())
+            recovery = Recovery(Restored(self._limits, self._clock()), point, point.position)
+        if damage:
+            # Rows are lost, or the journal may no longer reach back to the beginning. What there is, is still true.
+            recovery.restored.note_damage()
         return recovery
 
     def _formatted_by(self) -> Stamp:
@@ -134,8 +152,10 @@ class Recoverer:
             files.append(facts)
         return files, damage
 
-    async def _from_checkpoint(self, place: int, facts: FileFacts, damage: list[str]) -> Recovery | None:
-        """Read a checkpoint whole, or return None: then the older one has to do."""
+    async def _from_checkpoint(
+        self, place: int, facts: FileFacts, damage: list[str]
+    ) -> tuple[Recovery, bool]:
+        """Read a checkpoint; tell whether it was whole."""
         region = self._regions()[place]
         reader = TableReader(region.length_bytes, facts)
         restored = Restored(self._limits, self._clock())
@@ -146,13 +166,15 @@ class Recoverer:
             chunk = reader.decode(await self._blocks.read(region.offset_bytes + offset_bytes, length))
             if chunk is not None:
                 _add(restored, chunk)
+        recovery = Recovery(restored, start, start.position, checkpoint_objects=restored.live_objects)
+        recovery.must_reach_lsn = totals.end_lsn
         try:
             reader.finish()
         except FormatError as error:
             damage.append(f"checkpoint {'AB'[place]}: {error}")
-            log.warning("checkpoint %s is damaged, the older one is used: %s", "AB"[place], error)
-            return None
-        return Recovery(restored, start, start.position, checkpoint_objects=restored.live_objects)
+            log.warning("checkpoint %s is damaged: %s", "AB"[place], error)
+            return recovery, False
+        return recovery, True
 
     @staticmethod
     def _note_files(recovery: Recovery, files: list[FileFacts | None]) -> None:
@@ -169,9 +191,9 @@ class Recoverer:
 
     # --- journal --------------------------------------------------------------------------------------------
 
-    async def _replay(self, recovery: Recovery) -> None:
-        region = self._layout.journal
-        scanner = Scanner(region.length_bytes, self._superblock.stamp.card_uuid, recovery.point)
+    async def _replay(self, recovery: Recovery, *, search: bool) -> None:
+        region, card_uuid = self._layout.journal, self._superblock.stamp.card_uuid
+        scanner = Scanner(region.length_bytes, card_uuid, recovery.point, search=search)
         while not isinstance(event := scanner.next_event(), End):
             match event:
                 case Need(offset_bytes, length_bytes):
@@ -179,12 +201,14 @@ class Recoverer:
                 case ScannedBatch():
                     self._apply(recovery, event)
                 case Gap():
-                    recovery.restored.note_damage()
-                    recovery.damage.append(
-                        f"journal: records {event.first_lsn} to {event.last_lsn} are lost: {event.reason}"
-                    )
-                    log.error("the journal is damaged: %s", recovery.damage[-1])
+                    recovery.lose(event.first_lsn, event.last_lsn, str(event.reason))
         recovery.point = event.point
+        reached_lsn = recovery.point.next_lsn - 1
+        if reached_lsn < recovery.must_reach_lsn:
+            recovery.lose(
+                reached_lsn + 1, recovery.must_reach_lsn, "the journal ends before the checkpoint does"
+            )
+        recovery.restored.end(reached_lsn)
 
     def _apply(self, recovery: Recovery, batch: ScannedBatch) -> None:
         header = batch.header
@@ -194,8 +218,7 @@ class Recoverer:
         try:
             records = decode_records(batch.body, header.first_lsn, header.record_count)
         except FormatError as error:
-            recovery.restored.note_damage()
-            recovery.damage.append(f"journal: records {header.first_lsn} to {header.last_lsn}: {error}")
+            recovery.lose(header.first_lsn, header.last_lsn, str(error))
             return
         for record in records:
             recovery.restored.apply(record)

@@ -202,7 +202,7 @@ class CardSession:
             async with store.suspended():
                 limits = self._options.limits_of(self.superblock.layout)
                 recoverer = Recoverer(self._blocks, self.superblock, limits, self._options.clock)
-                self.recovery = await recoverer.run()
+                self.recovery = await recoverer.run(search=True)
                 self.engine = store.engine = self._new_engine()
 
     async def _require_unchanged(self) -> None:
@@ -212,7 +212,7 @@ class CardSession:
 
     async def _tail_moved(self) -> bool:
         region, point = self.superblock.layout.journal, self.recovery.point
-        scanner = Scanner(region.length_bytes, self.superblock.stamp.card_uuid, point)
+        scanner = Scanner(region.length_bytes, self.superblock.stamp.card_uuid, point, search=False)
         while isinstance(event := scanner.next_event(), Need):
             scanner.feed(
                 await self._blocks.read(region.offset_bytes + event.offset_bytes, event.length_bytes)

@@ -16,10 +16,11 @@ from .image import NS_PER_S, ROW_DOOMED, ROW_LIVE, ROW_QUARANTINED
 from .lifecycle import State
 from .records import DeleteBatch, DeleteCause, FreedBatch, NamespaceNamed, PutBatch, ScopeNamed, WipeRecord
 from .slots import SlotTable
+from .soundness import Soundness
 from .types import NO_LSN, EngineLimits, Extent, Lsn
 
 if TYPE_CHECKING:
-    from .arrays import I64, U8, U32, U64, Bools
+    from .arrays import U8, U32, U64, Bools
     from .image import Columns
     from .records import Record
     from .removal import Removal
@@ -185,6 +186,10 @@ class Restored:
         """Objects that lookups will find."""
         return int((self._row_state == ROW_LIVE).sum())
 
+    def end(self, last_lsn: int) -> None:
+        """Tell the LSN that the journal ends with, whether or not all records up to it could be read."""
+        self.last_lsn = Lsn(last_lsn)
+
     def note_damage(self) -> None:
         """Tell that records are missing: what is left may contradict itself, and is looked through."""
         self._damaged = True
@@ -193,7 +198,13 @@ class Restored:
         """Complete the tables of a new engine that was made around `table`."""
         table = self.table
         assert state.slots is table
-        slots = self._sound(np.flatnonzero(self._row_state).astype(np.uint32))
+        check = Soundness(table, self._row_state, self._stamp, self._limits.capacity_au)
+        named = self._named(np.flatnonzero(self._row_state).astype(np.uint32))
+        slots = check.sound(named, look_for_repeats=self._damaged)
+        self.dropped_objects += check.dropped_objects
+        for slot in slots[self._row_state[slots] == ROW_QUARANTINED].tolist():
+            if slot not in self._holds:
+                self._row_state[slot] = ROW_DOOMED
         table.others = {slot: e for slot, e in table.others.items() if self._row_state[slot]}
         rows = self._row_state[slots]
         states = np.full(len(slots), State.LIVE, np.uint8)
@@ -203,7 +214,7 @@ class Restored:
         absent[slots] = False
         # Whatever named these slots before means nothing from here on.
         table.generation[absent] = self._generation_max + 1
-        state.allocator.claim(*self._runs(slots))
+        state.allocator.claim(*check.runs(slots))
         table.restore(slots, states, table.units(slots))
         self._join_homes(state, slots, states == State.LIVE)
         live = slots[states == State.LIVE]
@@ -213,76 +224,14 @@ class Restored:
         holds = {slot: until for slot, until in self._holds.items() if self._row_state[slot] > ROW_LIVE}
         removal.restore(slots[states == State.DOOMED], holds)
 
-    def _sound(self, slots: U32) -> U32:
-        """Drop what only damage can leave: objects without a name, units beyond the area, units in two objects."""
+    def _named(self, slots: U32) -> U32:
+        """Drop objects whose namespace or scope nobody named."""
         namespaces = np.array(sorted(self._namespaces), np.uint32)
         scopes = np.array(sorted(self._scopes), np.uint32)
         good = np.isin(self._namespace_id[slots], namespaces) & np.isin(self._scope_id[slots], scopes)
-        slots = self._keep(slots, good)
-        unheld = [
-            slot
-            for slot in slots[self._row_state[slots] == ROW_QUARANTINED].tolist()
-            if slot not in self._holds
-        ]
-        self._row_state[unheld] = ROW_DOOMED
-        if self._damaged:
-            slots = self._keep(slots, ~self._repeated(slots))
-        starts, counts = self._runs(slots)
-        owners = self._run_owners(slots)
-        beyond = starts + counts > self._limits.capacity_au
-        short = self._units_short(slots)
-        bad = np.unique(np.concatenate((owners[beyond], slots[short])))
-        if len(bad):
-            slots = self._keep(slots, ~np.isin(slots, bad))
-            starts, counts = self._runs(slots)
-            owners = self._run_owners(slots)
-        shared = _overlapping(starts, counts)
-        if shared.any():
-            slots = self._keep(slots, ~np.isin(slots, np.unique(owners[shared])))
-        return slots
-
-    def _keep(self, slots: U32, good: Bools) -> U32:
         self.dropped_objects += int(len(good) - good.sum())
         self._row_state[slots[~good]] = 0
         return slots[good]
-
-    def _repeated(self, slots: U32) -> Bools:
-        """Which live objects have the identity of a live one that was used later: its delete is what is missing."""
-        live = slots[self._row_state[slots] == ROW_LIVE]
-        low, high = self.table.digest_low[live], self.table.digest_high[live]
-        order = np.lexsort((self._stamp[live], high, low))
-        same = (low[order][1:] == low[order][:-1]) & (high[order][1:] == high[order][:-1])
-        return np.isin(slots, live[order[:-1][same]])
-
-    def _units_short(self, slots: U32) -> Bools:
-        """Which objects do not have the units that their size needs."""
-        have = self.table.count_au[slots].astype(np.int64)
-        for slot, others in self.table.others.items():
-            at = int(np.searchsorted(slots, slot))
-            if at < len(slots) and int(slots[at]) == slot:
-                have[at] += sum(extent.count_au for extent in others)
-        short: Bools = have != self.table.units(slots)
-        return short
-
-    def _runs(self, slots: U32) -> tuple[I64, I64]:
-        table = self.table
-        has = table.count_au[slots] > 0
-        extra = [e for slot in self._split(slots) for e in self.table.others[slot]]
-        return (
-            np.concatenate((table.start_au[slots[has]], [e.start_au for e in extra])).astype(np.int64),
-            np.concatenate((table.count_au[slots[has]], [e.count_au for e in extra])).astype(np.int64),
-        )
-
-    def _run_owners(self, slots: U32) -> U32:
-        has = self.table.count_au[slots] > 0
-        extra = [slot for slot in self._split(slots) for _ in self.table.others[slot]]
-        return np.concatenate((slots[has], np.array(extra, np.uint32)))
-
-    def _split(self, slots: U32) -> list[int]:
-        if not self.table.others:
-            return []
-        known = set(self.table.others)
-        return [slot for slot in slots.tolist() if slot in known]
 
     def _join_homes(self, state: EngineState, slots: U32, live: Bools) -> None:
         if not len(slots):
@@ -303,19 +252,3 @@ class Restored:
             if held:
                 mine = slots[ordered[end - held : end]]
                 state.recency.restore(home.uses, home.ident, mine, self._stamp[mine])
-
-
-def _overlapping(starts: I64, counts: I64) -> Bools:
-    """Which runs hang together with another one by shared units (all of such a cluster: which of them is right is lost)."""
-    result = np.zeros(len(starts), np.bool_)
-    if not len(starts):
-        return result
-    order = np.argsort(starts, kind="stable")
-    begin, reach = starts[order], np.maximum.accumulate(starts[order] + counts[order])
-    apart = np.ones(len(starts), np.bool_)
-    apart[1:] = begin[1:] >= reach[:-1]
-    if apart.all():
-        return result
-    cluster = np.cumsum(apart) - 1
-    result[order] = np.bincount(cluster)[cluster] > 1
-    return result
