@@ -116,6 +116,15 @@ def host_identity(state_dir: Path, entropy: Callable[[int], bytes]) -> HostIdent
     return identity
 
 
+def configured_identity(
+    host_nqn: str | None, host_id: str | None, state_dir: Path, entropy: Callable[[int], bytes]
+) -> HostIdentity:
+    """Return the identity of the settings, where they have one, else the one kept in the state directory."""
+    if host_nqn is not None and host_id is not None:
+        return HostIdentity(host_nqn, uuid.UUID(host_id))
+    return host_identity(state_dir, entropy)
+
+
 def _parse_identity(path: Path, data: bytes) -> HostIdentity:
     try:
         fields = json.loads(data)

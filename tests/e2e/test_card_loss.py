@@ -65,3 +65,22 @@ async def test_while_the_card_is_away_lookups_miss_and_writes_are_refused(home: 
         assert (await client.lookup("", b"", KEYS)).hits == len(KEYS)
         assert set((await client.load("", b"", KEYS)).statuses) == {"ok"}
         await client.aclose()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_what_was_stored_is_there_after_a_restart_whichever_way_it_ended(
+    home: Path, number: signal.Signals
+) -> None:
+    async with serving(home / "state") as gateway:
+        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        assert set(await client.store("", b"", KEYS, PAYLOADS)) == {"stored"}
+        await client.delete("", b"", KEYS[:1])
+        await client.aclose()
+        await gateway.end(number)
+    async with serving(home / "state") as gateway:
+        assert "warm: 7 objects" in gateway.said_at("card")
+        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        loaded = await client.load("", b"", KEYS)
+        assert loaded.statuses == ["miss", *["ok"] * 7]
+        assert [bytes(payload or b"") for payload in loaded.payloads[1:]] == PAYLOADS[1:]
+        await client.aclose()

@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "serve": "xkv_gateway.cli.serve",
     "status": "xkv_gateway.cli.status",
     "replay": "xkv_gateway.replay.command",
+    "card": "xkv_gateway.cli.card",
     "config": "xkv_gateway.cli.config",
 }
 """Command -> the module that has it under its name. Imported when it is used: `status` needs no engine."""

@@ -12,7 +12,6 @@ import asyncio
 import errno
 import logging
 import os
-import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from xkv_gateway.service.gate import Gate
 from xkv_gateway.service.status import AddressStatus
 from xkv_gateway.state import (
     HostIdentity,
-    host_identity,
+    configured_identity,
     lock_state_dir,
     make_state_dir,
     regions_socket_path,
@@ -209,9 +208,7 @@ class Daemon:
 
     def _identity(self) -> HostIdentity:
         nvme = self._config.nvme
-        if nvme.host_nqn is not None and nvme.host_id is not None:
-            return HostIdentity(nvme.host_nqn, uuid.UUID(nvme.host_id))
-        return host_identity(self._state_dir, self._entropy)
+        return configured_identity(nvme.host_nqn, nvme.host_id, self._state_dir, self._entropy)
 
     def _card_url(self) -> CardUrl:
         """Return the card's URL; a soft card that does not exist yet gets a size."""

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from tests.e2e.gateway import HANG_S, run, serve_arguments, serving
+from xkv_gateway.errors import ExitCode
+from xkv_rpc.async_client import AsyncClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@contextlib.asynccontextmanager
+async def target(file: Path) -> AsyncIterator[str]:
+    """A controller that no gateway started: yields its URL."""
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-m",
+            "xkv_nvmeof.softcard",
+            "--file",
+            str(file),
+            "--size",
+            "256MiB",
+            "--exit-with-stdin",
+        ),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(HANG_S):
+        ready = json.loads(await process.stdout.readline())
+    try:
+        yield f"nvme+tcp://{ready['host']}:{ready['port']}/{ready['nqn']}?nsid={ready['nsid']}"
+    finally:
+        process.terminate()
+        async with asyncio.timeout(HANG_S):
+            await process.communicate()
+
+
+async def test_a_blank_namespace_is_served_once_it_was_formatted_and_never_formatted_twice_by_accident(
+    home: Path,
+) -> None:
+    state = home / "state"
+    async with target(home / "target.img") as url:
+        refused = await run(home, *serve_arguments(state, None), "--card", url)
+        assert refused.code == ExitCode.CARD
+        assert "card format" in refused.err
+        formatted = await run(home, "card", "format", url, "--label", "one", "--state-dir", str(state))
+        assert (formatted.code, formatted.err) == (ExitCode.OK, "")
+        assert url in formatted.out
+        async with serving(state, "--card", url, card=None) as gateway:
+            client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+            assert await client.store("", b"", [b"key"], [b"bytes"]) == ["stored"]
+            await client.aclose()
+            in_use = await run(home, "card", "format", url, "--force", "--state-dir", str(home / "other"))
+            assert in_use.code == ExitCode.CARD
+            assert "lives" in in_use.err
+            assert await gateway.end() == ExitCode.OK
+        again = await run(home, "card", "format", url, "--state-dir", str(state))
+        assert again.code == ExitCode.CARD
+        assert "formatted already" in again.err
+        async with serving(state, "--card", url, card=None) as gateway:
+            assert "warm" in gateway.said_at("card")
+        forced = await run(home, "card", "format", url, "--force", "--state-dir", str(state))
+        assert forced.code == ExitCode.OK
+        async with serving(state, "--card", url, card=None) as gateway:
+            assert "cold" in gateway.said_at("card")
+
+
+async def test_somebody_elses_data_is_left_alone_without_force(home: Path) -> None:
+    file = home / "card.img"
+    async with target(file):
+        pass
+    with file.open("r+b") as stream:
+        stream.write(b"somebody's partition table")
+    url = f"soft:{file}"
+    for arguments in (("card", "format", url), (*serve_arguments(home / "state", None), "--card", url)):
+        refused = await run(home, *arguments)
+        assert refused.code == ExitCode.CARD
+        assert "somebody else" in refused.err
+    assert file.read_bytes()[:26] == b"somebody's partition table"
+    assert (await run(home, "card", "format", url, "--force")).code == ExitCode.OK
+
+
+async def test_a_wrong_card_or_label_is_named(home: Path) -> None:
+    assert (await run(home, "card", "format", "soft:")).code == ExitCode.CONFIG
+    assert (await run(home, "card", "format", f"soft:{home}/none.img")).code == ExitCode.CARD
+    label = await run(home, "card", "format", f"soft:{home}/x?size=1GiB", "--label", "x" * 65)
+    assert (label.code, "--label" in label.err) == (ExitCode.CONFIG, True)
