@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import uvloop
 
+from bench.blank_card import format_blank_card
 from bench.device import DeviceUnderTest
 from bench.gateway import running_gateway
 from bench.harness import (
@@ -137,23 +138,23 @@ def _on_spdk(rounds: int) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = stack.enter_context(work_folder())
         target = stack.enter_context(spdk_target(folder))
-        url = f"nvme+tcp://127.0.0.1:{target.port}/{NQN}?nsid={CARD_NSID}"
-        raw = TargetAddress("127.0.0.1", target.port, NQN, RAW_NSID)
-        return _compare(stack, folder, url, raw, rounds)
+        raw, card = (TargetAddress("127.0.0.1", target.port, NQN, nsid) for nsid in (RAW_NSID, CARD_NSID))
+        return _compare(stack, folder, card, raw, rounds)
 
 
 def _on_softcard(rounds: int) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = stack.enter_context(work_folder())
-        raw, card = (
-            stack.enter_context(running_softcard(folder, name, SOFT_BYTES)) for name in ("raw", "card")
-        )
-        url = f"nvme+tcp://{card.host}:{card.port}/{card.nqn}?nsid={card.nsid}"
-        address = TargetAddress(raw.host, raw.port, raw.nqn, raw.nsid)
-        return _compare(stack, folder, url, address, rounds)
+        cards = [stack.enter_context(running_softcard(folder, name, SOFT_BYTES)) for name in ("raw", "card")]
+        raw, card = (TargetAddress(soft.host, soft.port, soft.nqn, soft.nsid) for soft in cards)
+        return _compare(stack, folder, card, raw, rounds)
 
 
-def _compare(stack: ExitStack, folder: Path, url: str, raw: TargetAddress, rounds: int) -> dict[str, Any]:
+def _compare(
+    stack: ExitStack, folder: Path, card: TargetAddress, raw: TargetAddress, rounds: int
+) -> dict[str, Any]:
+    format_blank_card(card)
+    url = f"nvme+tcp://{card.host}:{card.port}/{card.nqn}?nsid={card.nsid}"
     device = DeviceUnderTest(raw)
     stack.callback(device.close)
     gateway = stack.enter_context(running_gateway(folder, url))
