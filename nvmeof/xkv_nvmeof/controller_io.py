@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.blockdev import ByteRange
 from xkv_nvmeof.builders import DEAC, DSM_DEALLOCATE, FUA
-from xkv_nvmeof.command import CommandFormatError, SubmissionEntry, decode_ranges
+from xkv_nvmeof.command import SubmissionEntry, decode_ranges
 from xkv_nvmeof.controller_types import (
     DeallocateCommand,
     FlushCommand,
@@ -153,10 +153,7 @@ def _dataset_management(entry: SubmissionEntry, capsule_bytes: int, _config: Car
 
 
 def _ranges(entry: SubmissionEntry, data: memoryview, namespace: NamespaceInfo) -> IoCommand | Status:
-    try:
-        ranges = decode_ranges(data[: ((entry.cdw10 & 0xFF) + 1) * DSM_RANGE_BYTES])
-    except CommandFormatError:
-        return Status.INVALID_FIELD
+    ranges = decode_ranges(data[: ((entry.cdw10 & 0xFF) + 1) * DSM_RANGE_BYTES])
     if any(item.first_block + item.block_count > namespace.block_count for item in ranges):
         return Status.LBA_OUT_OF_RANGE
     if not entry.cdw11 & DSM_DEALLOCATE:
