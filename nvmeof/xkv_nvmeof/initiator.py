@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Self
 
-from xkv_nvmeof.blockdev import DeviceCounters, DeviceError, DeviceOffline, DeviceState
+from xkv_nvmeof.blockdev import DeviceCounters, DeviceOffline, DeviceState
 from xkv_nvmeof.command import BlockRange
 from xkv_nvmeof.initiator_association import Host
 from xkv_nvmeof.initiator_calls import byte_views, deallocations, flushes, total_bytes, transfers, zeroing
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xkv_nvmeof.blockdev import ByteRange, DeviceIdentity, Geometry
-    from xkv_nvmeof.initiator_admin import NamespaceView
 
 __all__ = ["InitiatorOptions", "Negotiated", "TargetAddress", "TcpInitiator"]
 
@@ -42,7 +41,7 @@ class TcpInitiator:
     ) -> None:
         self._nsid = address.nsid
         self._counters = DeviceCounters()
-        self._dispatcher = Dispatcher(options, clock)
+        self._dispatcher = Dispatcher(options, clock, self._counters)
         self._keeper = Keeper(Host(options, clock), address, self._dispatcher, self._counters, entropy)
 
     @classmethod
@@ -68,12 +67,12 @@ class TcpInitiator:
     @property
     def geometry(self) -> Geometry:
         """Geometry of the namespace as last told."""
-        return self._view.geometry
+        return self._keeper.seen.geometry
 
     @property
     def identity(self) -> DeviceIdentity:
         """Identity of the namespace."""
-        return self._view.identity
+        return self._keeper.seen.identity
 
     @property
     def state(self) -> DeviceState:
@@ -107,12 +106,6 @@ class TcpInitiator:
         """From this moment nothing sent on associations that have ended can still be executed (0: none ended)."""
         return self._keeper.settles_at_ns
 
-    @property
-    def _view(self) -> NamespaceView:
-        view = self._keeper.view
-        assert view is not None
-        return view
-
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
         """Call `listener(state, reason)` from the loop at each change of state."""
         self._keeper.state_listeners.append(listener)
@@ -142,7 +135,7 @@ class TcpInitiator:
     async def _transfer(self, what: str, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
         total = total_bytes(buffers)
         writes = what == "WRITE"
-        geometry = self._bounded(what, offset_bytes, total)
+        geometry = _bounded(self._keeper, what, offset_bytes, total)
         if not total:
             return
         commands = transfers(
@@ -154,11 +147,7 @@ class TcpInitiator:
             total,
             geometry.preferred_io_bytes,
         )
-        try:
-            await self._dispatcher.run(what, commands, mutates=writes)
-        except DeviceError:
-            self._counters.errors += 1
-            raise
+        await self._dispatcher.run(what, commands, mutates=writes)
         counters = self._counters
         if writes:
             counters.write_commands += 1
@@ -169,7 +158,7 @@ class TcpInitiator:
 
     async def flush(self) -> None:
         """Make every write that returned before this call durable."""
-        geometry = self._bounded("FLUSH", 0, 0)
+        geometry = _bounded(self._keeper, "FLUSH", 0, 0)
         if geometry.volatile_write_cache:
             await self._dispatcher.run("FLUSH", flushes(self._nsid), mutates=False)
             self._counters.flush_commands += 1
@@ -177,10 +166,10 @@ class TcpInitiator:
     async def deallocate(self, ranges: Sequence[ByteRange]) -> None:
         """Tell the device that the ranges hold nothing."""
         blocks: list[BlockRange] = []
-        geometry = self._bounded("DEALLOCATE", 0, 0)
+        geometry = _bounded(self._keeper, "DEALLOCATE", 0, 0)
         block = geometry.block_bytes
         for one in ranges:
-            self._bounded("DEALLOCATE", one.offset_bytes, one.length_bytes)
+            _bounded(self._keeper, "DEALLOCATE", one.offset_bytes, one.length_bytes)
             first, end = one.offset_bytes // block, (one.offset_bytes + one.length_bytes) // block
             blocks += [
                 BlockRange(start, min(_MAX_RANGE_BLOCKS, end - start))
@@ -189,37 +178,38 @@ class TcpInitiator:
         if not geometry.can_deallocate:
             raise command_failed("DEALLOCATE", Status.INVALID_OPCODE, do_not_retry=True)
         if blocks:
-            commands = deallocations(self._nsid, blocks, self._view.deallocate_ranges)
+            commands = deallocations(self._nsid, blocks, self._keeper.seen.deallocate_ranges)
             await self._dispatcher.run("DEALLOCATE", commands, mutates=True)
             self._counters.deallocate_commands += 1
 
     async def write_zeroes(self, byte_range: ByteRange) -> None:
         """Zero the range without sending the zeroes."""
-        geometry = self._bounded("WRITE ZEROES", byte_range.offset_bytes, byte_range.length_bytes)
+        geometry = _bounded(self._keeper, "WRITE ZEROES", byte_range.offset_bytes, byte_range.length_bytes)
         if not geometry.can_write_zeroes:
             raise command_failed("WRITE ZEROES", Status.INVALID_OPCODE, do_not_retry=True)
         if byte_range.length_bytes:
             block = geometry.block_bytes
             first, count = byte_range.offset_bytes // block, byte_range.length_bytes // block
-            commands = zeroing(self._nsid, first, count, self._view.write_zeroes_blocks)
+            commands = zeroing(self._nsid, first, count, self._keeper.seen.write_zeroes_blocks)
             await self._dispatcher.run("WRITE ZEROES", commands, mutates=True)
             self._counters.write_zeroes_commands += 1
 
-    def _bounded(self, what: str, offset_bytes: int, length_bytes: int) -> Geometry:
-        """Check a range against the geometry, which is returned.
 
-        Raises:
-            DeviceOffline: there is no association.
-            CommandFailed: the range goes beyond the end; the controller would say the same.
-        """
-        if self._keeper.state is DeviceState.OFFLINE:
-            self._counters.errors += 1
-            raise DeviceOffline(f"{what}: {self._keeper.reason}")
-        geometry = self._view.geometry
-        assert offset_bytes >= 0
-        assert offset_bytes % geometry.block_bytes == 0
-        assert length_bytes % geometry.block_bytes == 0
-        if offset_bytes + length_bytes > geometry.size_bytes:
-            self._counters.errors += 1
-            raise command_failed(what, Status.LBA_OUT_OF_RANGE, do_not_retry=True)
-        return geometry
+def _bounded(keeper: Keeper, what: str, offset_bytes: int, length_bytes: int) -> Geometry:
+    """Check a range against the geometry, which is returned.
+
+    Raises:
+        DeviceOffline: there is no association.
+        CommandFailed: the range goes beyond the end; the controller would say the same.
+    """
+    if keeper.state is DeviceState.OFFLINE:
+        keeper.counters.errors += 1
+        raise DeviceOffline(f"{what}: {keeper.reason}")
+    geometry = keeper.seen.geometry
+    assert offset_bytes >= 0
+    assert offset_bytes % geometry.block_bytes == 0
+    assert length_bytes % geometry.block_bytes == 0
+    if offset_bytes + length_bytes > geometry.size_bytes:
+        keeper.counters.errors += 1
+        raise command_failed(what, Status.LBA_OUT_OF_RANGE, do_not_retry=True)
+    return geometry

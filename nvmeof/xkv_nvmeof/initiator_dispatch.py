@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from xkv_nvmeof.blockdev import DeviceOffline
+from xkv_nvmeof.blockdev import DeviceError, DeviceOffline
 from xkv_nvmeof.host_command import NO_DEADLINE
 from xkv_nvmeof.host_settings import DeadlinePassed
 from xkv_nvmeof.initiator_calls import Call
@@ -15,6 +15,7 @@ from xkv_nvmeof.initiator_errors import DeviceBusy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from xkv_nvmeof.blockdev import DeviceCounters
     from xkv_nvmeof.host_command import Exchange
     from xkv_nvmeof.initiator_association import Association
     from xkv_nvmeof.initiator_link import QueueLink
@@ -26,9 +27,10 @@ _NS_PER_MS = 1_000_000
 class Dispatcher:
     """Owns the calls that wait. While there is no association every call is refused at once."""
 
-    def __init__(self, options: InitiatorOptions, clock: Callable[[], int]) -> None:
+    def __init__(self, options: InitiatorOptions, clock: Callable[[], int], counters: DeviceCounters) -> None:
         self._options = options
         self._clock = clock
+        self._counters = counters
         self._timeout_ns = options.command_timeout_ms * _NS_PER_MS
         self._association: Association | None = None
         self._links: list[QueueLink] = []
@@ -65,8 +67,10 @@ class Dispatcher:
         """
         association = self._association
         if association is None:
+            self._counters.errors += 1
             raise DeviceOffline(f"{what}: {self._reason}")
         if len(self._waiting) >= self._options.max_waiting_calls:
+            self._counters.errors += 1
             raise DeviceBusy(f"{what}: {len(self._waiting)} calls wait already")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         call = Call(what, commands, association, self._clock() + self._timeout_ns, future, mutates=mutates)
@@ -75,6 +79,9 @@ class Dispatcher:
             self._pump()
         try:
             await future
+        except DeviceError:
+            self._counters.errors += 1
+            raise
         except asyncio.CancelledError:
             await self._cancel(call)
             raise

@@ -46,7 +46,7 @@ class Keeper:
         self.geometry_listeners: list[Callable[[Geometry, Geometry], None]] = []
         self._host = host
         self._dispatcher = dispatcher
-        self._counters = counters
+        self.counters = counters
         self._backoff = Backoff(
             host.options.reconnect_delay_min_ms, host.options.reconnect_delay_max_ms, entropy
         )
@@ -56,6 +56,12 @@ class Keeper:
         self._hurry = False
         self._closing = False
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def seen(self) -> NamespaceView:
+        """The namespace as last looked at; there is one from the first connection on."""
+        assert self.view is not None
+        return self.view
 
     async def start(self) -> None:
         """Connect for the first time, and keep connected from then on.
@@ -163,7 +169,7 @@ class Keeper:
                 self._dispatcher.detach(self.reason)
                 self._log.failure(self.reason)
                 continue
-            self._counters.reconnects += 1
+            self.counters.reconnects += 1
             self._look_again = False
             self._adopt(association)
 

@@ -128,12 +128,46 @@ class FakeTarget:
         return [connection for connection in self.connections if connection.qid == qid][-1]
 
 
-class FakeConnection(asyncio.Protocol):
+class PduMaker:
+    """Makes the PDUs of a controller by hand."""
+
+    def __init__(self) -> None:
+        self.wire = WireFormat()
+        self._head = 0
+        self._entries = 1 << 16
+
+    def data(
+        self,
+        cid: int,
+        offset: int,
+        payload: bytes,
+        *,
+        last: bool = False,
+        success: bool = False,
+        flip: bool = False,
+    ) -> bytes:
+        tail = digest.to_wire(digest.crc32c(payload)) if self.wire.data_digest else b""
+        if flip:
+            payload = bytes([payload[0] ^ 1]) + payload[1:]
+        return encode(C2HData(cid, offset, len(payload), last, success), self.wire) + payload + tail
+
+    def response(self, cid: int, status: int = 0, result: int = 0) -> bytes:
+        self._head = (self._head + 1) % self._entries
+        dw0, dw1 = result & 0xFFFF_FFFF, result >> 32
+        return encode(
+            CapsuleResp(CompletionEntry(cid, status, self._head, dw0=dw0, dw1=dw1).to_bytes()), self.wire
+        )
+
+    def r2t(self, cid: int, offset: int, length: int, tag: int = 7) -> bytes:
+        return encode(R2T(cid, tag, offset, length), self.wire)
+
+
+class FakeConnection(PduMaker, asyncio.Protocol):
     def __init__(self, target: FakeTarget) -> None:
+        super().__init__()
         self.target = target
         self.script = target.script
         self.qid = -1
-        self.wire = WireFormat()
         self.host_wire = WireFormat()
         self.event_cids: list[int] = []
         self._reader = FrameReader(controller_limits(1 << 20, self.script.max_h2c_data_bytes))
@@ -142,8 +176,6 @@ class FakeConnection(asyncio.Protocol):
         self._pdu: CapsuleCmd | H2CData | None = None
         self._writes: dict[int, SubmissionEntry] = {}
         self._data_cid = 0
-        self._head = 0
-        self._entries = 1 << 16
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -170,33 +202,6 @@ class FakeConnection(asyncio.Protocol):
                 self._transport.write(data[index : index + 1])
         else:
             self._transport.write(data)
-
-    # -- hand-made PDUs ----------------------------------------------------------------------------------------
-
-    def data(
-        self,
-        cid: int,
-        offset: int,
-        payload: bytes,
-        *,
-        last: bool = False,
-        success: bool = False,
-        flip: bool = False,
-    ) -> bytes:
-        tail = digest.to_wire(digest.crc32c(payload)) if self.wire.data_digest else b""
-        if flip:
-            payload = bytes([payload[0] ^ 1]) + payload[1:]
-        return encode(C2HData(cid, offset, len(payload), last, success), self.wire) + payload + tail
-
-    def response(self, cid: int, status: int = 0, result: int = 0) -> bytes:
-        self._head = (self._head + 1) % self._entries
-        dw0, dw1 = result & 0xFFFF_FFFF, result >> 32
-        return encode(
-            CapsuleResp(CompletionEntry(cid, status, self._head, dw0=dw0, dw1=dw1).to_bytes()), self.wire
-        )
-
-    def r2t(self, cid: int, offset: int, length: int, tag: int = 7) -> bytes:
-        return encode(R2T(cid, tag, offset, length), self.wire)
 
     # -- what comes in -----------------------------------------------------------------------------------------
 
