@@ -74,10 +74,13 @@ def test_modules_functions_and_classes_stay_small() -> None:
             length = (function.end_lineno or 0) - function.lineno + 1
             if length > FUNCTION_LINES_MAX:
                 found.append(f"{name}: {function.name} has {length} lines")
+        # A fake has as many methods as the contract that it stands for.
         found += [
             f"{name}: {node.name} has {_methods(node)} methods"
             for node in ast.walk(tree)
-            if isinstance(node, ast.ClassDef) and _methods(node) > CLASS_METHODS_MAX
+            if isinstance(node, ast.ClassDef)
+            and not name.startswith("tests")
+            and _methods(node) > CLASS_METHODS_MAX
         ]
     assert not found
 
