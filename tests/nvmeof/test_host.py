@@ -285,7 +285,7 @@ def test_fuzz_a_damaged_stream_never_completes_a_read_with_wrong_bytes_and_finis
     rng = random.Random(20)
     policy = DigestPolicy.REQUIRED
     outcomes = set()
-    for _round in range(300):
+    for _round in range(200):
         wire = ready(
             rng.choice([1, 17, 300, 5000]), ICResp(1, True, True), header_digest=policy, data_digest=policy
         )
