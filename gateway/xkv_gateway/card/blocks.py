@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from xkv_nvmeof.blockdev import CommandFailed, DeviceError, DeviceState
+from xkv_nvmeof.blockdev import CommandFailed, DataCorrupted, DeviceError, DeviceState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +57,25 @@ class CardBlocks:
         buffer = memoryview(bytearray(length_bytes))
         await self._device.read_into(offset_bytes, [buffer])
         return buffer
+
+    async def read_surely(self, offset_bytes: int, length_bytes: int) -> memoryview:
+        """Return the bytes, however long the card is away.
+
+        Raises:
+            CardFailed: the controller refused again and again.
+        """
+        refusals = 0
+        while True:
+            await self._online.wait()
+            try:
+                return await self.read(offset_bytes, length_bytes)
+            except (CommandFailed, DataCorrupted) as error:
+                refusals += 1
+                if refusals == REFUSALS_MAX:
+                    raise CardFailed(f"the controller refuses to read at {offset_bytes}: {error}") from error
+            except DeviceError as error:
+                log.debug("reading at %d again: %s", offset_bytes, error)
+            await asyncio.sleep(RETRY_DELAY_S)
 
     async def write(self, offset_bytes: int, buffers: Sequence[bytes | memoryview], *, flush: bool) -> None:
         """Write, and flush where asked for; returns when that is certain, however long the card is away.

@@ -44,7 +44,8 @@ class Fence:
     Args:
         device: the card.
         blocks: access to it.
-        superblock: as this run wrote it.
+        superblock: as this run wrote it, or found it.
+        copy: which copy to look at.
         clock: monotonic ns.
         wall_clock: ns since 1970, for people.
         beating: whether this run owns the card already; else it only watches that nobody else takes it.
@@ -55,6 +56,7 @@ class Fence:
         device: BlockDevice,
         blocks: CardBlocks,
         superblock: Superblock,
+        copy: int,
         *,
         clock: Callable[[], int],
         wall_clock: Callable[[], int],
@@ -63,6 +65,7 @@ class Fence:
         self._device = device
         self._blocks = blocks
         self._superblock = superblock
+        self._copy = copy
         self._clock = clock
         self._wall_clock = wall_clock
         self._beating = beating
@@ -109,7 +112,7 @@ class Fence:
         if self.lost is not None:
             raise CardLost(self.lost)
         asked_at_ns = self._clock()
-        block = await self._blocks.read(self._superblock.layout.superblock_offsets[0], BLOCK_BYTES)
+        block = await self._blocks.read(self._superblock.layout.superblock_offsets[self._copy], BLOCK_BYTES)
         self.lost = self._judge(block)
         if self.lost is not None:
             raise CardLost(self.lost)
@@ -119,7 +122,7 @@ class Fence:
         if is_blank(block):
             return "the card was zeroed: its superblock is gone"
         try:
-            found = superblock_format.decode(block, 0)
+            found = superblock_format.decode(block, self._copy)
         except FormatError as error:
             return f"the card was overwritten: {error}"
         if found.stamp.card_uuid != self._superblock.stamp.card_uuid:

@@ -120,6 +120,9 @@ async def _take_over(
     settle_ns = before.keep_alive_ms * ownership.NS_PER_MS + ownership.SETTLE_MARGIN_NS
     log.info("waiting %.1f s until its last writes are over", settle_ns / 1e9)
     await asyncio.sleep(settle_ns / 1e9)
+    found = await ownership.read_superblocks(blocks, before.layout.size_bytes)
+    if not isinstance(found, Chosen) or found.superblock.stamp not in {ours.stamp, before.stamp}:
+        raise CardLost("another gateway took it meanwhile")
     # A late write of the old run may have landed on a copy.
     await ownership.write_both(blocks, ours, first_copy=0)
     chosen = replace(chosen, superblock=ours, copy=0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.card import heartbeat as heartbeat_format
 from xkv_gateway.card import superblock as superblock_format
-from xkv_gateway.card.fence import CardLost
+from xkv_gateway.card.fence import INTERVAL_MS, CardLost
 from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.layout import HEAD_BYTES, HEARTBEAT_OFFSET, TAIL_BYTES, superblock_1_offset
 from xkv_gateway.card.structure import BLOCK_BYTES, RUN_ID_BYTES, UUID_BYTES, Stamp
@@ -28,6 +29,8 @@ SETTLE_MARGIN_NS: Final = 2_000_000_000
 """Beyond the keep-alive time of the run before: clocks differ, and targets look at their timers now and then."""
 WATCH_INTERVALS: Final = 3
 """An owner that lives beats once in each interval."""
+INTERVAL_MS_MAX: Final = 10_000
+"""No version of ours beats more rarely; a greater number on the card is damage that must not make anybody wait for ever."""
 HEARTBEAT_READS_MAX: Final = 3
 """One that is torn is being written: read again."""
 
@@ -59,6 +62,9 @@ async def read_superblocks(blocks: CardBlocks, size_bytes: int) -> Blank | Stran
         DeviceError: they could not be read.
     """
     first = await blocks.read(0, BLOCK_BYTES)
+    with suppress(FormatError):
+        # A card that has grown has its second copy where it was.
+        size_bytes = min(size_bytes, superblock_format.decode(first, 0).layout.size_bytes)
     second = await blocks.read(superblock_1_offset(size_bytes), BLOCK_BYTES)
     return choose((first, second))
 
@@ -74,23 +80,24 @@ async def edges_are_blank(blocks: CardBlocks, size_bytes: int) -> bool:
 
 async def owner_beats(blocks: CardBlocks, card_uuid: bytes) -> bool:
     """Watch the heartbeat; tell whether somebody moved it. Raises DeviceError."""
-    before = await _read_heartbeat(blocks, card_uuid)
-    if before is None:
-        return False
+    before = await read_heartbeat(blocks, card_uuid)
+    # An owner that has just opened the card has not beaten yet.
+    interval_ms = INTERVAL_MS if before is None else min(before.interval_ms, INTERVAL_MS_MAX)
     for _ in range(WATCH_INTERVALS):
-        await asyncio.sleep(before.interval_ms / 1000)
-        if heartbeat_format.moved(before, await _read_heartbeat(blocks, card_uuid)):
+        await asyncio.sleep(interval_ms / 1000)
+        if heartbeat_format.moved(before, await read_heartbeat(blocks, card_uuid)):
             return True
     return False
 
 
 async def heartbeat_epoch(blocks: CardBlocks, card_uuid: bytes) -> int:
     """Return the epoch of the last beat, 0 where there is none. Raises DeviceError."""
-    beat = await _read_heartbeat(blocks, card_uuid)
+    beat = await read_heartbeat(blocks, card_uuid)
     return 0 if beat is None else beat.stamp.epoch
 
 
-async def _read_heartbeat(blocks: CardBlocks, card_uuid: bytes) -> Heartbeat | None:
+async def read_heartbeat(blocks: CardBlocks, card_uuid: bytes) -> Heartbeat | None:
+    """Return the last beat, None where there is none that can be read. Raises DeviceError."""
     for _ in range(HEARTBEAT_READS_MAX):
         try:
             return heartbeat_format.decode(await blocks.read(HEARTBEAT_OFFSET, BLOCK_BYTES), card_uuid)
@@ -104,13 +111,13 @@ async def write_both(blocks: CardBlocks, superblock: Superblock, *, first_copy: 
 
     Raises:
         CardLost: another one wrote its own meanwhile.
-        CardFailed, DeviceError.
+        CardFailed.
     """
     offsets = superblock.layout.superblock_offsets
     for copy in (first_copy, 1 - first_copy):
         await blocks.write(offsets[copy], [superblock_format.encode(superblock, copy)], flush=True)
     for copy, offset_bytes in enumerate(offsets):
-        block = await blocks.read(offset_bytes, BLOCK_BYTES)
+        block = await blocks.read_surely(offset_bytes, BLOCK_BYTES)
         if block != superblock_format.encode(superblock, copy):
             raise CardLost("another gateway opened the card at the same time")
 

@@ -15,9 +15,11 @@ import asyncio
 import logging
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from xkv_gateway.card import ownership
+from xkv_gateway.card import heartbeat, ownership
+from xkv_gateway.card.blocks import RETRY_DELAY_S, CardFailed
 from xkv_gateway.card.checkpointer import Checkpointer
 from xkv_gateway.card.fence import CardLost, Fence
 from xkv_gateway.card.format_errors import NoRoom
@@ -27,9 +29,13 @@ from xkv_gateway.card.structure import RUN_ID_BYTES
 from xkv_gateway.card.superblock import Chosen
 from xkv_gateway.card.writer import JournalWriter
 from xkv_gateway.core.engine import Engine
+from xkv_nvmeof.blockdev import DeviceError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from xkv_gateway.card.blocks import CardBlocks
+    from xkv_gateway.card.heartbeat import Heartbeat
     from xkv_gateway.card.opening import OpenOptions
     from xkv_gateway.card.recovery import Recovery
     from xkv_gateway.card.store import CardStore
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
     from xkv_nvmeof.blockdev import BlockDevice
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 PRESSURE_SHARE: Final = 4
 """Stores wait while less than this part (1/4) of the ring would be left for what is under way already."""
@@ -90,13 +97,20 @@ class CardSession:
         self._options = options
         self._taken = taken
         self._owned = asyncio.Event()
-        self._fence = self._new_fence(beating=False)
+        # Only the newest copy is certainly whole before this run has written both.
+        self._fence = self._new_fence(copy=1 - first_copy, beating=False)
         self.engine = self._new_engine()
 
-    def _new_fence(self, *, beating: bool) -> Fence:
+    def _new_fence(self, *, copy: int, beating: bool) -> Fence:
         clock, wall_clock = self._options.clock, self._options.wall_clock
         return Fence(
-            self._device, self._blocks, self.superblock, clock=clock, wall_clock=wall_clock, beating=beating
+            self._device,
+            self._blocks,
+            self.superblock,
+            copy,
+            clock=clock,
+            wall_clock=wall_clock,
+            beating=beating,
         )
 
     def _new_engine(self) -> Engine:
@@ -149,6 +163,14 @@ class CardSession:
             CardLost: the card is not ours any more.
             CardFailed: the controller refuses what the card needs.
         """
+        try:
+            await self._run(store)
+        except (CardLost, CardFailed):
+            # Nothing more is served, and above all: nothing more is written, not even in the course of an orderly end.
+            self.phase = Phase.CLOSED
+            raise
+
+    async def _run(self, store: CardStore) -> None:
         fence = asyncio.create_task(self._fence.run(), name="fence")
         try:
             await self._until(self._settle(store), fence)
@@ -158,7 +180,7 @@ class CardSession:
                 await fence
         journal, checkpointer = await self._take()
         self.journal, self.checkpointer = journal, checkpointer
-        self._fence = self._new_fence(beating=True)
+        self._fence = self._new_fence(copy=0, beating=True)
         await self._fence.verify()
         self.phase = Phase.OWNED
         store.start_journal(journal)
@@ -195,15 +217,31 @@ class CardSession:
         if delay_s <= 0:
             return
         log.info("writes begin in %.1f s, when the run before certainly cannot write any more", delay_s)
+        before = await self._patiently(self._heartbeat)
         await asyncio.sleep(delay_s)
-        await self._require_unchanged()
-        if await self._tail_moved():
+        if heartbeat.moved(before, await self._patiently(self._heartbeat)):
+            raise CardLost(f"its owner lives after all: {self.superblock.owner or 'unknown'}")
+        await self._patiently(self._require_unchanged)
+        if await self._patiently(self._tail_moved):
             log.warning("records of the run before came late: the index is read again")
             async with store.suspended():
                 limits = self._options.limits_of(self.superblock.layout)
                 recoverer = Recoverer(self._blocks, self.superblock, limits, self._options.clock)
-                self.recovery = await recoverer.run(search=True)
+                self.recovery = await self._patiently(partial(recoverer.run, search=True))
                 self.engine = store.engine = self._new_engine()
+
+    async def _patiently(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """Read again and again while the card is away."""
+        while True:
+            await self._blocks.online()
+            try:
+                return await read()
+            except DeviceError as error:
+                log.debug("reading again: %s", error)
+            await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _heartbeat(self) -> Heartbeat | None:
+        return await ownership.read_heartbeat(self._blocks, self.superblock.stamp.card_uuid)
 
     async def _require_unchanged(self) -> None:
         found = await ownership.read_superblocks(self._blocks, self.superblock.layout.size_bytes)
@@ -222,6 +260,7 @@ class CardSession:
     async def _take(self) -> tuple[JournalWriter, Checkpointer]:
         options, recovery = self._options, self.recovery
         if not self._taken:
+            await self._patiently(self._require_unchanged)
             epoch = 1 + max(self.superblock.stamp.epoch, recovery.epoch_max)
             self.superblock = ownership.owned(
                 self.superblock,
@@ -231,6 +270,9 @@ class CardSession:
                 wall_ns=options.wall_clock(),
             )
             await ownership.write_both(self._blocks, self.superblock, first_copy=self._first_copy)
+        if recovery.epoch_max > self.superblock.stamp.epoch or await self._patiently(self._tail_moved):
+            # From both superblocks on nobody else acknowledges anything: what came until then must be read, not written over.
+            raise CardLost("another gateway wrote to the card while this one opened it")
         layout, stamp = self.superblock.layout, self.superblock.stamp
         journal = JournalWriter(
             self._blocks,
@@ -268,12 +310,17 @@ class CardSession:
 
         Returns:
             Whether the card is clean now.
+
+        Raises:
+            CardLost, CardFailed, DeviceError.
         """
         if self.phase is not Phase.OWNED or self.journal is None or self.checkpointer is None:
             self.phase = Phase.CLOSED
             return False
         await self.journal.reached(self.engine.last_lsn)
+        await self._fence.verify()
         await self.checkpointer.write()
+        await self._fence.verify()
         self.phase = Phase.CLOSED
         self.superblock = ownership.closed(self.superblock)
         await ownership.write_both(self._blocks, self.superblock, first_copy=0)

@@ -113,14 +113,11 @@ class CardStore(Turns):
         return self._ownership.pressed
 
     def lookup(self, request: Lookup) -> LookupOutcome:
-        """Answer a lookup. While the card is offline everything is a miss, at once (R10)."""
+        """Answer a lookup; `arm_timer` is due where it granted a lease. While the card is offline all is a miss, at once (R10)."""
         if not self.online:
             each = request.mode is LookupMode.EACH
             return LookupOutcome(0, [None] * len(request.keys) if each else [], None, 0)
-        outcome = self.engine.lookup(request, self.clock())
-        if outcome.lease is not None:
-            self.arm_timer()
-        return outcome
+        return self.engine.lookup(request, self.clock())
 
     def delete(self, request: Delete) -> DeleteOutcome:
         """Forget the keys: lookups miss from now on. It survives a restart once the outcome's `lsn` is durable.
