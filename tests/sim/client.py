@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from tests.sim.gateway import Gateway, GatewayGone, SimRegion
@@ -45,6 +46,7 @@ class Client:
             "renew": self.renew,
             "release": self.release,
             "delete": self.delete,
+            "replace": self.replace,
         }
         try:
             await work[operation](gateway)
@@ -208,6 +210,20 @@ class Client:
 
     async def delete(self, gateway: Gateway) -> None:
         await self.delete_these(gateway, self._draw())
+
+    async def replace(self, gateway: Gateway) -> None:
+        """Delete keys and store them anew at once: the order of a connection makes that safe."""
+        identities = self._draw()
+        contents = []
+        for identity in identities:
+            version = self._oracle.next_version()
+            contents.append(
+                (identity, version, payload_of(identity, version, self._swarm.size_bytes(self._rng)))
+            )
+        both = (self.delete_these(gateway, identities), self.store_these(gateway, contents))
+        for result in await asyncio.gather(*both, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
     async def delete_these(self, gateway: Gateway, identities: list[Identity]) -> None:
         """Delete identities of one home."""

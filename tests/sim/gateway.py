@@ -181,6 +181,8 @@ class Gateway:
         judge: Callable[[Any], None] | None = None,
     ) -> asyncio.Future[Answer]:
         """Send a request; the future holds the answer, or GatewayGone."""
+        if self.gone:
+            raise GatewayGone
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._open[future] = None
         future.add_done_callback(self._open.pop)

@@ -199,17 +199,19 @@ class Mutation:
 
 MUTATIONS: Final = (
     Mutation("shows before durable", Parts(engine=ShowsBeforeDurable)),
-    Mutation("frees before the tombstone is durable", Parts(engine=FreesBeforeTombstone)),
-    Mutation("no quarantine", Parts(engine=NoQuarantine)),
-    Mutation("checksum not verified", Parts(), replaces=(("xkv_gateway.service.control.Load", TrustingLoad),)),
-    Mutation("no pins", Parts(engine=NoPins)),
-    Mutation("frees under a reader", Parts(engine=EvictsUnderWaiting)),
-    Mutation("leases hold nothing", Parts(engine=NoLeases)),
-    Mutation("lease of keys, not of generations", Parts(engine=LeaseOfKeys)),
+    Mutation("frees before the tombstone is durable", Parts(engine=FreesBeforeTombstone), seed=2),
+    Mutation("no quarantine", Parts(engine=NoQuarantine), seed=10),
+    Mutation(
+        "checksum not verified", Parts(), replaces=(("xkv_gateway.service.control.Load", TrustingLoad),)
+    ),
+    Mutation("no pins", Parts(engine=NoPins), seed=48),
+    Mutation("frees under a reader", Parts(engine=EvictsUnderWaiting), seed=38),
+    Mutation("leases hold nothing", Parts(engine=NoLeases), seed=4),
+    Mutation("lease of keys, not of generations", Parts(engine=LeaseOfKeys), seed=4),
     Mutation("acknowledges stores early", Parts(engine=AcknowledgesStoreEarly)),
-    Mutation("acknowledges deletes early", Parts(engine=AcknowledgesDeleteEarly)),
-    Mutation("a wipe spares leases", Parts(engine=WipeSparesLeases)),
+    Mutation("acknowledges deletes early", Parts(engine=AcknowledgesDeleteEarly), seed=2),
+    Mutation("a wipe spares leases", Parts(engine=WipeSparesLeases), seed=31),
     Mutation("mixes scopes", Parts(engine=MixesScopes)),
-    Mutation("frees under a writer", Parts(engine=FreesUnderWriter)),
-    Mutation("records before data", Parts(journal=RecordsBeforeData)),
+    Mutation("frees under a writer", Parts(engine=FreesUnderWriter), seed=10),
+    Mutation("records before data", Parts(journal=RecordsBeforeData), seed=1),
 )

@@ -219,6 +219,8 @@ class Oracle:
                 if online:
                     self._miss_must_be_explained(identity, entry, "lookup")
                 continue
+            if not online:
+                self.blame(f"lookup shows {identity} while the card is away (R10)")
             if not _same(journal.durable.live.get(self.digest_of(identity)), entry):
                 self.blame(f"lookup shows {identity}, which is not durable (R2)")
             if not any(len(a.payload) == size_bytes for a in self._possible(identity, self._sequence)):

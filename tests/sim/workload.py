@@ -27,6 +27,7 @@ WEIGHTS: Final = {
     "renew": 3,
     "release": 4,
     "delete": 7,
+    "replace": 5,
     "wipe": 1,
     "break": 1,
     "cancel": 1,
@@ -35,8 +36,8 @@ WEIGHTS: Final = {
 }
 ALWAYS: Final = {"store", "load"}
 FAULTS: Final = {
-    "slow_probability": 0.05,
-    "break_probability": 0.004,
+    "slow_probability": 0.2,
+    "break_probability": 0.01,
     "fail_probability": 0.02,
     "transient_flip_probability": 0.02,
     "persistent_flip_probability": 0.003,
@@ -95,12 +96,15 @@ class Swarm:
         )
 
 
-def _faults(rng: random.Random) -> Faults:
+def _faults(rng: random.Random, *, crowded: bool) -> Faults:
     enabled = {name: p * rng.random() * 2 for name, p in FAULTS.items() if rng.random() < 0.3}
     if rng.random() < 0.25:
         enabled = {}
+    if crowded:
+        enabled["slow_probability"] = 0.2
     return Faults(
         latency_ns_max=rng.choice((50_000, 400_000, 5_000_000)),
+        slow_ns_max=rng.choice((20, 200)) * NS_PER_MS,
         settle_ns=rng.choice((50, 1000, 5000)) * NS_PER_MS,
         offline_ns_max=rng.choice((5, 500, 5000)) * NS_PER_MS,
         **enabled,
@@ -110,13 +114,15 @@ def _faults(rng: random.Random) -> Faults:
 def draw(rng: random.Random) -> Swarm:
     """The swarm of a seed."""
     au_bytes = rng.choice((4096, 4096, 8192))
-    units = rng.choice((16, 24, 40, 64, 128))
+    # A third of the seeds crowd a small card, where space that is free too early is reused at once.
+    crowded = rng.random() < 0.35
+    units = 16 if crowded else rng.choice((16, 24, 40, 64, 128))
     low = rng.choice((0.5, 0.8, 0.9))
     limits = EngineLimits(
         capacity_au=units,
         au_bytes=au_bytes,
-        max_objects=rng.choice((8, units, 4 * units)),
-        object_bytes_max=au_bytes * rng.randint(2, max(3, units // 3)),
+        max_objects=4 * units if crowded else rng.choice((8, units, 4 * units)),
+        object_bytes_max=au_bytes * rng.randint(2, 5 if crowded else max(3, units // 3)),
         lease_ttl_max_ns=rng.choice((20, 300, 5000)) * NS_PER_MS,
         leases_per_scope_max=rng.choice((2, 8, 64)),
         leased_bytes_per_scope_max=au_bytes * rng.choice((units // 4, units)),
@@ -125,10 +131,12 @@ def draw(rng: random.Random) -> Swarm:
         corrupt_hold_ns=rng.choice((100, 600_000)) * NS_PER_MS,
     )
     kept = {name: weight for name, weight in WEIGHTS.items() if name in ALWAYS or rng.random() < 0.65}
+    if crowded:
+        kept["replace"] = kept["delete"] = 15
     return Swarm(
         settings=Settings(
             limits,
-            _faults(rng),
+            _faults(rng, crowded=crowded),
             journal_delay_ns_max=rng.choice((0, 200_000, 5_000_000)),
             store_wait_ns=rng.choice((1, 50, 2000)) * NS_PER_MS,
             inline_loads_bytes_max=rng.choice((limits.object_bytes_max, 64 << 20)),
@@ -138,10 +146,10 @@ def draw(rng: random.Random) -> Swarm:
         weights=kept,
         namespaces=["", "chat", "code"][: rng.randint(1, 3)],
         scopes=[b"", b"alice", b"bob"][: rng.randint(1, 3)],
-        keys=rng.choice((2, 6, 20, 60)),
-        clients=rng.randint(1, 5),
+        keys=rng.choice((6, 20)) if crowded else rng.choice((2, 6, 20, 60)),
+        clients=5 if crowded else rng.randint(1, 5),
         depth=rng.choice((1, 2, 6)),
-        batch_max=rng.choice((1, 3, 12)),
+        batch_max=2 if crowded else rng.choice((1, 3, 12)),
         region_share=rng.choice((0.0, 0.5)),
-        think_ns_max=rng.choice((0, 300_000, 20_000_000)),
+        think_ns_max=rng.choice((300_000, 5_000_000)) if crowded else rng.choice((0, 300_000, 20_000_000)),
     )
