@@ -83,6 +83,7 @@ class Engine:
     @property
     def image(self) -> EngineImage:
         """What a checkpoint is made of."""
+        self._reads.settle(self._now_ns)
         return EngineImage(self._state, self._removal)
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -90,9 +91,10 @@ class Engine:
     def lookup(self, request: Lookup, now_ns: int) -> LookupOutcome:
         """Which keys are held (R2), and a lease over the hits where asked for and within the scope's bounds.
 
-        Only with a lease granted do the objects count as used.
+        Only with a lease granted do the objects count as used. A granted lease is entered into the tables by the next call of
+        any method (it is due at once, see `next_deadline`): so the reply need not wait for that.
         """
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         return self._reads.lookup(request, now_ns)
 
     def begin_load(self, request: BeginLoad, now_ns: int) -> list[ReadPlan | None]:
@@ -100,7 +102,7 @@ class Engine:
 
         With a lease, its generations are pinned, also if they are doomed, but not once they were wiped.
         """
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         return self._reads.begin_load(request, now_ns)
 
     def end_load(self, plans: Sequence[ReadPlan], corrupt: Sequence[ReadPlan], now_ns: int) -> Lsn:
@@ -112,7 +114,7 @@ class Engine:
         Raises:
             StalePlan: a plan is not pinned; nothing was changed.
         """
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         return self._reads.end_load(plans, corrupt, now_ns)
 
     def renew(self, lease: LeaseId, ttl_ns: int, now_ns: int) -> int:
@@ -124,7 +126,7 @@ class Engine:
         Raises:
             UnknownLease: it ended or is unknown, or one of its objects is doomed.
         """
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         return self._reads.renew(lease, ttl_ns, now_ns)
 
     def release(self, lease: LeaseId, now_ns: int) -> None:
@@ -133,14 +135,14 @@ class Engine:
         Raises:
             UnknownLease: it ended before, or is unknown.
         """
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         self._reads.release(lease, now_ns)
 
     # --- writing ------------------------------------------------------------------------------------------
 
     def begin_store(self, request: BeginStore, now_ns: int) -> StoreOutcome:
         """Reserve room for each key that is not held; evicts what that needs, never more, never for a key that cannot fit."""
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         self._reads.expire(now_ns)
         return self._stores.begin(request)
 
@@ -154,7 +156,7 @@ class Engine:
         Raises:
             StalePlan: the same plan twice; nothing was changed.
         """
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         return self._stores.commit(plans, checksums)
 
     def abort_store(self, plans: Sequence[WritePlan], now_ns: int, settles_at_ns: int | None) -> None:
@@ -165,12 +167,12 @@ class Engine:
         Raises:
             StalePlan: the same plan twice; nothing was changed.
         """
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         self._stores.abort(plans, settles_at_ns)
 
     def delete(self, request: Delete, now_ns: int) -> DeleteOutcome:
         """Forget keys. Stores of them that are under way are cancelled; commits under way come first, then go."""
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         state, table = self._state, self._state.slots
         low, high = state.digester.digest(request.namespace, request.scope, request.keys)
         slots, held = state.index.find(low, high)
@@ -186,7 +188,7 @@ class Engine:
 
     def wipe(self, namespace: str, scope: bytes | None, now_ns: int) -> WipeOutcome:
         """Forget all of a namespace, or of one scope in it; leased loads of it are misses from here on."""
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         state, table = self._state, self._state.slots
         objects = wiped_bytes = 0
         homes = state.names.find_all(namespace, scope)
@@ -214,7 +216,7 @@ class Engine:
 
     def persisted(self, lsn: Lsn, now_ns: int) -> None:
         """Records up to `lsn` are durable: puts become LIVE (R2), doomed objects without a guard free (R3)."""
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         assert self._state.log.persisted_lsn <= lsn <= self.last_lsn, "persisted out of order"
         self._state.log.persisted_lsn = lsn
         self._stores.persisted(lsn)
@@ -222,13 +224,14 @@ class Engine:
 
     def tick(self, now_ns: int) -> None:
         """Expire leases, end quarantines, evict in the background: a bounded amount of each."""
-        self._now_ns = now_ns
+        self._now_ns = self._reads.settle(now_ns)
         self._reads.expire(now_ns)
         self._removal.settle(now_ns)
         self._eviction.run()
 
     def next_deadline(self) -> int | None:
         """When `tick` wants to be called next (monotonic ns; a time that has passed: at once), or None: not at all."""
+        self._reads.settle(self._now_ns)
         if self._eviction.wanted():
             return self._now_ns
         times = (self._state.leases.next_deadline(), self._removal.next_deadline())
@@ -238,6 +241,7 @@ class Engine:
 
     def usage(self) -> Usage:
         """Where the units are (R5)."""
+        self._reads.settle(self._now_ns)
         table = self._state.slots
         units = table.units_in.tolist()
         return Usage(
@@ -258,4 +262,5 @@ class Engine:
         Raises:
             BrokenInvariant: something does not follow from the entries.
         """
+        self._reads.settle(self._now_ns)
         audit(self._state, self._removal)

@@ -34,6 +34,7 @@ class Reads:
         self._state = state
         self._removal = removal
         self._entropy = entropy
+        self._granted: tuple[LeaseId, Home, U32, int, int] | None = None
 
     def lookup(self, request: Lookup, now_ns: int) -> LookupOutcome:
         """See `Engine.lookup`."""
@@ -59,7 +60,8 @@ class Reads:
             return LookupOutcome(hits, sizes, None, 0)
         home = state.names.home(int(table.home[found[0]]))
         ttl_ns = min(request.lease_ttl_ns, state.limits.lease_ttl_max_ns)
-        lease = self._grant(home, found, now_ns, ttl_ns)
+        leased_bytes = sum(size for size in sizes if size is not None)
+        lease = self._grant(home, found, leased_bytes, now_ns + ttl_ns, now_ns)
         return LookupOutcome(hits, sizes, lease, ttl_ns if lease is not None else 0)
 
     def begin_load(self, request: BeginLoad, now_ns: int) -> list[ReadPlan | None]:
@@ -143,21 +145,34 @@ class Reads:
             self._state.counters.leases_expired += 1
             self._end(lease)
 
-    def _grant(self, home: Home, slots: U32, now_ns: int, ttl_ns: int) -> LeaseId | None:
-        state, table = self._state, self._state.slots
-        leased_bytes = int(table.size_bytes[slots].sum(dtype=np.int64))
+    def settle(self, now_ns: int) -> int:
+        """Enter the lease that the last lookup granted, if it is not yet; returns `now_ns`.
+
+        What a granted lease changes is not needed for the answer, so it is done behind it: before anything else looks.
+        """
+        granted, self._granted = self._granted, None
+        if granted is not None:
+            ident, home, slots, leased_bytes, deadline_ns = granted
+            state, table = self._state, self._state.slots
+            unique = state.recency.touch(home.uses, home.ident, slots, home.members)
+            if len(unique) != len(slots):
+                leased_bytes = int(table.size_bytes[unique].sum(dtype=np.int64))
+            table.lease(unique)
+            generations = table.generation[unique]
+            state.leases.add(Lease(ident, home, unique, generations, leased_bytes, deadline_ns))
+        return now_ns
+
+    def _grant(
+        self, home: Home, slots: U32, leased_bytes: int, deadline_ns: int, now_ns: int
+    ) -> LeaseId | None:
         if not self._may_lease(home, leased_bytes):
             self.expire(now_ns)
             if not self._may_lease(home, leased_bytes):
-                state.counters.leases_refused += 1
+                self._state.counters.leases_refused += 1
                 return None
-        unique = state.recency.touch(home.uses, home.ident, slots, home.members)
-        if len(unique) != len(slots):
-            leased_bytes = int(table.size_bytes[unique].sum(dtype=np.int64))
-        table.lease(unique)
         ident = LeaseId(self._entropy(LEASE_ID_BYTES))
-        state.leases.add(Lease(ident, home, unique, table.generation[unique], leased_bytes, now_ns + ttl_ns))
-        state.counters.leases_granted += 1
+        self._granted = (ident, home, slots, leased_bytes, deadline_ns)
+        self._state.counters.leases_granted += 1
         return ident
 
     def _may_lease(self, home: Home, leased_bytes: int) -> bool:

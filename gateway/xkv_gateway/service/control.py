@@ -196,6 +196,9 @@ class ControlService:
         call.reply(
             m.LookupReply(outcome.hits, outcome.sizes_bytes, outcome.lease, outcome.lease_ttl_ns // NS_PER_MS)
         )
+        if outcome.lease is not None:
+            # The lease is entered behind the reply: the client reads it meanwhile.
+            self._store.arm_timer()
 
     def _delete(self, call: Call, request: m.Delete) -> None:
         outcome = self._store.delete(DeleteKeys(request.ns, request.scope, request.keys))
