@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     OK = 0
     """The command did what was asked; `serve`: ended cleanly after a signal."""
     DEGRADED = 1
-    """`status`: the gateway answers, but its card is offline or not ready."""
+    """`status`: the gateway answers, but its card is offline or not ready; `card check`: there are findings."""
     CONFIG = 2
     """A flag, an environment variable or the configuration file is wrong; nothing was started."""
     UNREACHABLE = 3
@@ -30,6 +30,8 @@ class ExitCode(IntEnum):
     """The state directory cannot be made, read or written."""
     MISMATCH = 8
     """`replay`: bytes came back that are not the ones that were stored."""
+    CARD_LOST = 9
+    """`serve`: another gateway took the card, or it was formatted, zeroed or exchanged while it was in use."""
     INTERNAL = 70
     """A bug of ours: the log has the trace."""
     FORCED = 75
@@ -77,6 +79,12 @@ class CardUnavailableError(GatewayError):
     """The card cannot be reached or used."""
 
     exit_code = ExitCode.CARD
+
+
+class CardLostError(GatewayError):
+    """The card is not ours any more."""
+
+    exit_code = ExitCode.CARD_LOST
 
 
 class StateDirError(GatewayError):

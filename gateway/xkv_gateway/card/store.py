@@ -93,6 +93,7 @@ class CardStore(Turns):
         self.transfer = Transfer(device, area)
         self._ownership = ownership or Unguarded()
         self._suspended = False
+        self._closed = False
         self._loads = 0
 
     # --- requests that need no I/O ------------------------------------------------------------------------

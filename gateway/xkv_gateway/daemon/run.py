@@ -24,7 +24,7 @@ from xkv_gateway.cardurl import SoftCardUrl, parse_card_url
 from xkv_gateway.daemon.card import open_attached
 from xkv_gateway.daemon.report import Reporter
 from xkv_gateway.daemon.stopping import StopRequest
-from xkv_gateway.errors import AddressInUseError, CardUnavailableError, ConfigError, ExitCode
+from xkv_gateway.errors import AddressInUseError, CardLostError, CardUnavailableError, ConfigError, ExitCode
 from xkv_gateway.service.admin import AdminServer
 from xkv_gateway.service.control import ControlService
 from xkv_gateway.service.gate import Gate
@@ -114,7 +114,7 @@ class Daemon:
         control = config.control.limits
         self._limits = Limits(control.keys, control.object_bytes, control.inline_bytes, control.lease_ms)
         self._stop = StopRequest()
-        self._lost: CardUnavailableError | None = None
+        self._lost: GatewayError | None = None
 
     async def run(self, on_serving: Callable[[Status], None]) -> ExitCode:
         """Serve until SIGINT or SIGTERM; `on_serving` is called once everything answers.
@@ -257,10 +257,11 @@ class Daemon:
             owned.cancel()
             await stopped
             await _drain(parts)
+            # Nothing is evicted or expires from here on: after its last checkpoint the card does not change.
+            parts.store.close()
             await _close_card(parts.session)
             run.cancel()
             card.cancel()
-        parts.store.close()
         if self._lost is not None:
             raise self._lost
 
@@ -269,9 +270,10 @@ class Daemon:
         try:
             await parts.session.run(parts.store)
         except CardLost as error:
-            self._lost = CardUnavailableError(
+            kind = CardUnavailableError if parts.session.journal is None else CardLostError
+            self._lost = kind(
                 f"stopped: {error}",
-                advice="Nothing was acknowledged since. Start again when the card is free.",
+                advice="Nothing was acknowledged since. `xkv-gateway card info URL` tells whose the card is.",
             )
         except CardFailed as error:
             self._lost = CardUnavailableError(f"stopped: {error}", advice="Look at the target's log.")
