@@ -7,7 +7,7 @@ Fault model (what the medium itself may do to unflushed data is in `medium.py`):
     connection   it may break at any moment. Commands in flight raise `OutcomeUnknown(settles_at_ns)`. Of the writes among
                  them some were executed, some never will be, some are executed *late*: any time before `settles_at_ns`,
                  also after the reconnect, in whole or in part. Until it is back, commands raise `DeviceOffline`
-    cancel       a write that is cut short ends its association, for everybody
+    cancel       a write that is cut short ends its association, for everybody, or is waited for
     failure      a command may complete with an error status: a write then has an undefined effect, and is over
     read         bits may flip on the way (the next read is right) or for good; a read may bring another place's bytes;
                  a data digest may fail (`DataCorrupted`)
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 GENERIC_STATUS: Final = 0
 INTERNAL_ERROR: Final = 0x06
 """NVMe base 2.0, figure 94: Internal Error."""
+LBA_OUT_OF_RANGE: Final = 0x80
 COMMANDS_MAX: Final = 10_000
 """Commands in flight, at most: more is a caller without a bound."""
 
@@ -62,6 +63,7 @@ class Faults:
     settle_ns: int = 5_000_000_000
     late_probability: float = 0.6
     """Share of the writes of unknown outcome that are executed later; of the rest half were executed, half never are."""
+    break_on_cancel_probability: float = 0.5
     fail_probability: float = 0.0
     transient_flip_probability: float = 0.0
     persistent_flip_probability: float = 0.0
@@ -153,8 +155,10 @@ class SimDevice:
     # --- the contract: commands -----------------------------------------------------------------------------
 
     async def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
-        length_bytes = sum(map(len, buffers))
-        self._check(offset_bytes, length_bytes)
+        views = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        length_bytes = sum(map(len, views))
+        if not self._check(offset_bytes, length_bytes):
+            return
         data = b""
 
         def execute() -> None:
@@ -163,7 +167,7 @@ class SimDevice:
 
         await self._command(execute, None)
         at = 0
-        for buffer in buffers:
+        for buffer in views:
             buffer[:] = data[at : at + len(buffer)]
             at += len(buffer)
         self._counters.read_commands += 1
@@ -171,7 +175,8 @@ class SimDevice:
 
     async def write_from(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
         data = b"".join(buffers)
-        self._check(offset_bytes, len(data))
+        if not self._check(offset_bytes, len(data)):
+            return
         await self._write(Written(offset_bytes, data))
         assert data == b"".join(buffers), "the caller changed a buffer that belonged to the device"
         self._counters.write_commands += 1
@@ -184,12 +189,13 @@ class SimDevice:
 
     async def deallocate(self, ranges: Sequence[ByteRange]) -> None:
         for part in ranges:
-            self._check(part.offset_bytes, part.length_bytes)
-            await self._write(Written(part.offset_bytes, bytes(part.length_bytes)))
+            if self._check(part.offset_bytes, part.length_bytes):
+                await self._write(Written(part.offset_bytes, bytes(part.length_bytes)))
         self._counters.deallocate_commands += 1
 
     async def write_zeroes(self, byte_range: ByteRange) -> None:
-        self._check(byte_range.offset_bytes, byte_range.length_bytes)
+        if not self._check(byte_range.offset_bytes, byte_range.length_bytes):
+            return
         await self._write(Written(byte_range.offset_bytes, bytes(byte_range.length_bytes)))
         self._counters.write_zeroes_commands += 1
 
@@ -235,12 +241,19 @@ class SimDevice:
 
     # --- inside -----------------------------------------------------------------------------------------------
 
-    def _check(self, offset_bytes: int, length_bytes: int) -> None:
+    def _check(self, offset_bytes: int, length_bytes: int) -> bool:
+        """Whether there is anything to do. A caller that breaks the contract fails; one that goes too far hears it."""
         block_bytes = self.medium.block_bytes
-        assert length_bytes > 0, "an empty transfer"
         assert offset_bytes % block_bytes == 0, "an offset within a block"
         assert length_bytes % block_bytes == 0, "a length that is not whole blocks"
-        assert offset_bytes + length_bytes <= self.medium.size_bytes, "a transfer beyond the namespace"
+        if offset_bytes + length_bytes > self.medium.size_bytes:
+            raise CommandFailed(
+                "beyond the end",
+                status_code_type=GENERIC_STATUS,
+                status_code=LBA_OUT_OF_RANGE,
+                do_not_retry=True,
+            )
+        return length_bytes > 0
 
     async def _write(self, write: Written) -> None:
         """Carry a write to the medium, in one or two parts."""
@@ -293,13 +306,22 @@ class SimDevice:
         self._loop.call_later(executes_ns / 1e9, effect)
         self._loop.call_later(duration_ns / 1e9, self._complete, future, fails)
         try:
-            await future
+            await asyncio.shield(future)
         except asyncio.CancelledError:
             if self._in_flight.get(future) is not None:
-                self.break_connection(1 + self._rng.randrange(self.faults.offline_ns_max))
+                await self._cut_short(future)
             raise
         finally:
             self._in_flight.pop(future, None)
+
+    async def _cut_short(self, future: asyncio.Future[None]) -> None:
+        """A write is cancelled: either its association ends, or it is waited for. Its buffers are free afterwards."""
+        if self._rng.random() < self.faults.break_on_cancel_probability:
+            self.break_connection(1 + self._rng.randrange(self.faults.offline_ns_max))
+        elif not self._silent:
+            await asyncio.wait((future,))
+        if future.done() and not future.cancelled():
+            future.exception()  # nobody else looks at it
 
     async def _start(self, write: Written | None) -> None:
         if not self._dead:

@@ -151,7 +151,8 @@ def test_a_broken_connection_leaves_outcomes_unknown_and_some_writes_land_late()
 
 def test_a_write_that_is_cancelled_ends_its_association() -> None:
     async def work(loop: SimLoop) -> None:
-        device = SimDevice(loop, Medium(SIZE, 512), random.Random(1), Faults())
+        faults = Faults(break_on_cancel_probability=1.0)
+        device = SimDevice(loop, Medium(SIZE, 512), random.Random(1), faults)
         writing = asyncio.create_task(device.write_from(0, [memoryview(A)]))
         await asyncio.sleep(1e-6)
         writing.cancel()
