@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from xkv_gateway.service.status import AddressStatus, CardStatus, SoftCardStatus, Status, UsageStatus
+from xkv_gateway.service.status import (
+    AddressStatus,
+    CardStatus,
+    JournalStatus,
+    RecoveryStatus,
+    RunStatus,
+    SoftCardStatus,
+    Status,
+    UsageStatus,
+)
 
 STATUS = Status(
     version="1.2.3",
@@ -30,6 +39,9 @@ STATUS = Status(
         serial="1",
         connection={"io_queues": 2},
         soft_card=SoftCardStatus(pid=43, restarts=1),
+        run=RunStatus("00" * 16, "label", 5, "owned", 0.0),
+        recovery=RecoveryStatus(7, 6, 2, 8192, 0.25, 1, ["checkpoint A: damaged"]),
+        journal=JournalStatus(1 << 20, 4096, 3, 12288, 2, 7, 500),
     ),
     usage=UsageStatus(1000, 500, 100, 300, 60, 40, 7, 100, 2, 30),
     cache={"hits": 3, "misses": 4},

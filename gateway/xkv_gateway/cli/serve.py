@@ -46,7 +46,7 @@ def _announce(status: Status, admin: AdminConfig) -> None:
     addresses, card = status.addresses, status.card
     default_admin = (admin.bind_address, admin.port) == ("127.0.0.1", 5558)
     option = "" if default_admin else f" --admin {addresses.admin}"
-    start = f"warm: {status.usage.objects} objects" if status.warm else "cold: it holds nothing yet"
+    start = _start(status)
     size = f"{format_size(card.size_bytes)} in blocks of {card.block_bytes} B"
     control = " and ".join(filter(None, (addresses.control, addresses.control_socket)))
     lines = [
@@ -62,6 +62,18 @@ def _announce(status: Status, admin: AdminConfig) -> None:
     ]
     with contextlib.suppress(BrokenPipeError):  # nobody reads it: no reason to stop serving
         click.echo("\n".join(lines))
+
+
+def _start(status: Status) -> str:
+    """Say what the start found; while writes are not served yet, also when they will be."""
+    recovery, writes_in_s = status.card.recovery, status.card.run.writes_in_s
+    found = "cold: it holds nothing yet"
+    if status.warm:
+        found = (
+            f"warm: {recovery.objects} objects ({recovery.checkpoint_objects} in a checkpoint,"
+            f" {recovery.journal_batches} journal batches) in {recovery.duration_s:.2f} s"
+        )
+    return f"{found}, writes in {writes_in_s:.1f} s" if writes_in_s else found
 
 
 def program() -> str:

@@ -117,6 +117,10 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
             ("url", card["url"]),
             ("state", f"{card['state']}{reason}, for {_duration(card['state_age_s'])}"),
             ("size", f"{format_size(card['size_bytes'])} in blocks of {card['block_bytes']} B"),
+            ("card", _card_name(card["run"])),
+            ("start", _recovery(card["recovery"])),
+            ("journal", _journal(card["journal"])),
+            *(("damage", line) for line in card["recovery"]["damage"]),
             ("connection", _connection(card["connection"])),
         ],
     )
@@ -137,6 +141,27 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
         counters = answer[title].items()
         rows = [(name.replace("_", " "), _count(name, count)) for name, count in counters if count]
         yield title.capitalize(), rows or [("nothing yet", "")]
+
+
+def _card_name(run: dict[str, Any]) -> str:
+    label = f"{run['label']!r}, " if run["label"] else ""
+    return f"{label}{run['card_uuid']}, epoch {run['epoch']}, {run['phase']}"
+
+
+def _recovery(facts: dict[str, Any]) -> str:
+    dropped = f"; {facts['dropped_objects']} given up because of damage" if facts["dropped_objects"] else ""
+    return (
+        f"{facts['objects']} objects in {facts['duration_s']:.2f} s: {facts['checkpoint_objects']} in the checkpoint,"
+        f" then {facts['journal_batches']} journal batches ({format_size(facts['journal_bytes'])}){dropped}"
+    )
+
+
+def _journal(facts: dict[str, Any]) -> str:
+    share = facts["used_bytes"] / max(facts["ring_bytes"], 1)
+    return (
+        f"{format_size(facts['used_bytes'])} of {format_size(facts['ring_bytes'])} ({share:.0%}),"
+        f" {facts['checkpoints']} checkpoints in this run"
+    )
 
 
 def _connection(facts: dict[str, Any]) -> str:

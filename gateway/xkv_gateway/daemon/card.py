@@ -49,8 +49,8 @@ def engine_limits(config: Config, layout: Layout) -> EngineLimits:
     )
 
 
-def owner_of(config: Config, identity: HostIdentity) -> Owner:
-    """Return who opens the card, for the superblock."""
+def owner_of(identity: HostIdentity, keep_alive_ms: int, lease_ms: int) -> Owner:
+    """Return who opens the card, for the superblock; `keep_alive_ms` as the controller has it."""
     boot_id = bytes(16)
     with suppress(OSError, ValueError):
         boot_id = uuid.UUID(BOOT_ID.read_text(encoding="ascii").strip()).bytes
@@ -61,8 +61,8 @@ def owner_of(config: Config, identity: HostIdentity) -> Owner:
         host_id=identity.host_id.bytes,
         boot_id=boot_id,
         pid=os.getpid(),
-        keep_alive_ms=config.nvme.keep_alive_ms,
-        lease_max_ns=config.control.limits.lease_ms * 1_000_000,
+        keep_alive_ms=keep_alive_ms,
+        lease_max_ns=lease_ms * 1_000_000,
     )
 
 
@@ -81,9 +81,10 @@ async def open_attached(
     Raises:
         CardUnavailableError: the card may not, or cannot, be opened.
     """
-    soft = attached.soft_card is not None
+    soft, negotiated = attached.soft_card is not None, attached.device.negotiated
+    keep_alive_ms = config.nvme.keep_alive_ms if negotiated is None else negotiated.keep_alive_ms
     options = OpenOptions(
-        owner=owner_of(config, identity),
+        owner=owner_of(identity, keep_alive_ms, config.control.limits.lease_ms),
         limits_of=lambda layout: engine_limits(config, layout),
         clock=clock,
         wall_clock=wall_clock,
@@ -116,6 +117,15 @@ def _log_recovery(session: CardSession) -> None:
         recovery.journal_batches,
         recovery.journal_bytes,
     )
+    before = session.superblock
+    if before.owner_host_nqn:
+        log.info(
+            "the last run on the card was of %s (%s), epoch %d, which %s",
+            before.owner or "an unknown host",
+            before.owner_host_nqn,
+            before.stamp.epoch,
+            "ended in order" if before.clean else "did not end in order",
+        )
     for damage in recovery.damage:
         log.error("the card is damaged: %s", damage)
     if recovery.restored.dropped_objects:

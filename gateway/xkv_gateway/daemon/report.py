@@ -9,8 +9,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from xkv_gateway import __version__
+from xkv_gateway.card.session import Phase
 from xkv_gateway.cardurl import TcpCardUrl
-from xkv_gateway.service.status import AddressStatus, CardStatus, SoftCardStatus, Status, UsageStatus
+from xkv_gateway.service.status import (
+    DAMAGE_LINES_MAX,
+    AddressStatus,
+    CardStatus,
+    JournalStatus,
+    RecoveryStatus,
+    RunStatus,
+    SoftCardStatus,
+    Status,
+    UsageStatus,
+)
 from xkv_nvmeof.blockdev import DeviceState
 from xkv_rpc.messages import CardInfo, CardState, HelloReply, TargetInfo
 
@@ -121,7 +132,7 @@ class Reporter:
         return CardStatus(
             url=str(self._attached.url),
             state=self._card_state().value,
-            reason=device.reason,
+            reason=self._reason(),
             state_age_s=self._age_s(self._card_since_ns),
             size_bytes=geometry.size_bytes,
             block_bytes=geometry.block_bytes,
@@ -134,6 +145,55 @@ class Reporter:
             serial=identity.serial,
             connection={} if negotiated is None else asdict(negotiated),
             soft_card=None if facts is None else SoftCardStatus(facts.pid, facts.restarts),
+            run=self._run(),
+            recovery=self._recovery(),
+            journal=self._journal(),
+        )
+
+    def _reason(self) -> str:
+        if self._card_state() is CardState.RECOVERING:
+            return f"the run before may still write: writes begin in {self._writes_in_s():.1f} s"
+        return self._attached.device.reason
+
+    def _writes_in_s(self) -> float:
+        if self._session.phase is not Phase.RECOVERING:
+            return 0.0
+        return max(0.0, round((self._session.settled_at_ns - self._clock()) / 1e9, 3))
+
+    def _run(self) -> RunStatus:
+        superblock = self._session.superblock
+        return RunStatus(
+            card_uuid=str(uuid.UUID(bytes=superblock.stamp.card_uuid)),
+            label=superblock.label,
+            epoch=superblock.stamp.epoch,
+            phase=self._session.phase.value,
+            writes_in_s=self._writes_in_s(),
+        )
+
+    def _recovery(self) -> RecoveryStatus:
+        recovery = self._session.recovery
+        return RecoveryStatus(
+            objects=recovery.objects,
+            checkpoint_objects=recovery.checkpoint_objects,
+            journal_batches=recovery.journal_batches,
+            journal_bytes=recovery.journal_bytes,
+            duration_s=round(recovery.duration_ns / 1e9, 3),
+            dropped_objects=recovery.restored.dropped_objects,
+            damage=recovery.damage[:DAMAGE_LINES_MAX],
+        )
+
+    def _journal(self) -> JournalStatus:
+        journal, checkpointer = self._session.journal, self._session.checkpointer
+        if journal is None or checkpointer is None:
+            return JournalStatus(self._session.superblock.layout.journal.length_bytes, 0, 0, 0, 0, 0, 0)
+        return JournalStatus(
+            ring_bytes=journal.ring_bytes,
+            used_bytes=journal.ring_bytes - journal.free_bytes,
+            batches=journal.batches,
+            batch_bytes=journal.batch_bytes,
+            checkpoints=checkpointer.completed,
+            checkpoint_objects=checkpointer.last_objects,
+            checkpoint_bytes=checkpointer.last_bytes,
         )
 
     def _usage(self) -> UsageStatus:

@@ -75,6 +75,7 @@ def _gauges(status: Status) -> Iterator[Metric]:
     yield CounterMetricFamily(
         f"{PREFIX}_soft_card_restarts", "Restarts of the soft card's process", value=restarts
     )
+    yield from _run_metrics(status)
     where = GaugeMetricFamily(f"{PREFIX}_usage_bytes", "Where the card's bytes are", labels=["kind"])
     for kind in USAGE_KINDS:
         where.add_metric([kind], getattr(usage, f"{kind}_bytes"))
@@ -86,6 +87,34 @@ def _gauges(status: Status) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(f"{PREFIX}_leases", "Leases that live", value=usage.leases)
     yield GaugeMetricFamily(f"{PREFIX}_leased_bytes", "Bytes under leases", value=usage.leased_bytes)
+
+
+def _run_metrics(status: Status) -> Iterator[Metric]:
+    card = status.card
+    run, recovery, journal = card.run, card.recovery, card.journal
+    for name, text, value in (
+        ("warm", "1 if objects of an earlier run were found at the start", status.warm),
+        ("card_epoch", "Runs since the card was formatted", run.epoch),
+        ("writes_in_seconds", "While recovering: time until writes are served", run.writes_in_s),
+        ("recovery_seconds", "Time that reading the index took at the start", recovery.duration_s),
+        ("recovered_objects", "Objects found at the start", recovery.objects),
+        (
+            "recovery_dropped_objects",
+            "Objects given up at the start because of damage",
+            recovery.dropped_objects,
+        ),
+        ("recovery_damages", "Damaged structures found at the start", len(recovery.damage)),
+        ("journal_ring_bytes", "Length of the journal's ring", journal.ring_bytes),
+        ("journal_used_bytes", "What a recovery would need of it", journal.used_bytes),
+        ("checkpoint_objects", "Objects in the last checkpoint of this run", journal.checkpoint_objects),
+    ):
+        yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value)
+    for name, text, value in (
+        ("journal_batches", "Batches written to the journal", journal.batches),
+        ("journal_batch_bytes", "Bytes of these batches", journal.batch_bytes),
+        ("checkpoints", "Checkpoints completed", journal.checkpoints),
+    ):
+        yield CounterMetricFamily(f"{PREFIX}_{name}", text, value=value)
 
 
 def metrics_page(source: StatusSource) -> bytes:

@@ -6,7 +6,9 @@ Never a secret, never a cache key, nothing that a client chose: every name in he
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+DAMAGE_LINES_MAX: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,53 @@ class SoftCardStatus:
 
     pid: int | None
     restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """This gateway's run on the card."""
+
+    card_uuid: str
+    """Made when the card was formatted."""
+    label: str
+    epoch: int
+    """Counts the runs since the card was formatted."""
+    phase: str
+    """`recovering`: lookups and loads are served, writes not yet; `owned`: everything is; `closed`: nothing any more."""
+    writes_in_s: float
+    """While recovering: when the run before certainly cannot write any more, so that writes begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryStatus:
+    """What the start read."""
+
+    objects: int
+    checkpoint_objects: int
+    """Objects in the checkpoint; the journal has changed that number since."""
+    journal_batches: int
+    journal_bytes: int
+    duration_s: float
+    dropped_objects: int
+    """Given up because of damage."""
+    damage: list[str]
+    """A sentence for each thing that was damaged; the first DAMAGE_LINES_MAX."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatus:
+    """The journal and the checkpoints of this run; all zero until the card is owned."""
+
+    ring_bytes: int
+    used_bytes: int
+    """What recovery would need of it."""
+    batches: int
+    batch_bytes: int
+    checkpoints: int
+    """Completed."""
+    checkpoint_objects: int
+    checkpoint_bytes: int
+    """Of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +88,9 @@ class CardStatus:
     connection: dict[str, Any]
     """What was negotiated with the controller: queues, depths, transfer limits, digests."""
     soft_card: SoftCardStatus | None
+    run: RunStatus
+    recovery: RecoveryStatus
+    journal: JournalStatus
 
 
 @dataclass(frozen=True, slots=True)
