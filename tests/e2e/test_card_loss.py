@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -64,6 +65,26 @@ async def test_while_the_card_is_away_lookups_miss_and_writes_are_refused(home: 
         await gateway.until(lambda status: status["card"]["state"] == "online")
         assert (await client.lookup("", b"", KEYS)).hits == len(KEYS)
         assert set((await client.load("", b"", KEYS)).statuses) == {"ok"}
+        await client.aclose()
+
+
+async def test_a_card_that_hangs_does_not_hold_up_the_end_and_every_store_is_answered(home: Path) -> None:
+    async with serving(home / "state") as gateway:
+        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        soft_card = (await gateway.status())["card"]["soft_card"]["pid"]
+        os.kill(soft_card, signal.SIGSTOP)
+        stores = [
+            asyncio.create_task(client.store("", b"", [key], [PAYLOADS[0]], timeout_ms=30_000))
+            for key in KEYS
+        ]
+        await gateway.until(lambda status: status["requests"].get("store", 0) == len(KEYS))
+        assert await gateway.end() == ExitCode.OK
+        assert not alive(soft_card)
+        outcomes = await asyncio.gather(*stores, return_exceptions=True)
+        assert all(
+            outcome == ["io_error"] or (isinstance(outcome, RpcError) and outcome.code is ErrorCode.DRAINING)
+            for outcome in outcomes
+        )
         await client.aclose()
 
 

@@ -61,8 +61,11 @@ log = logging.getLogger(__name__)
 
 INLINE_MESSAGES_READ_MAX: Final = 4
 """So many of the largest inline loads may be in memory at a time."""
-DRAIN_TIMEOUT_S: Final = 1.5
+# All steps of the end together stay below `stopping.STOP_DEADLINE_S`, also with a card that does not answer.
+DRAIN_TIMEOUT_S: Final = 1.2
 CLOSE_CARD_TIMEOUT_S: Final = 2.0
+CLOSE_STUCK_CARD_TIMEOUT_S: Final = 0.5
+"""For a card that did not finish what was in flight."""
 CLOSE_GRACE_MS: Final = 300
 CLOSE_LINGER_MS: Final = 200
 
@@ -256,10 +259,10 @@ class Daemon:
                 on_serving(parts.reporter.status())
             owned.cancel()
             await stopped
-            await _drain(parts)
+            drained = await _drain(parts)
             # Nothing is evicted or expires from here on: after its last checkpoint the card does not change.
             parts.store.close()
-            await _close_card(parts.session)
+            await _close_card(parts.session, CLOSE_CARD_TIMEOUT_S if drained else CLOSE_STUCK_CARD_TIMEOUT_S)
             run.cancel()
             card.cancel()
         if self._lost is not None:
@@ -282,10 +285,10 @@ class Daemon:
             self._stop.request()
 
 
-async def _close_card(session: CardSession) -> None:
+async def _close_card(session: CardSession, timeout_s: float) -> None:
     """End the run in order, or leave it to the next one to recover."""
     try:
-        async with asyncio.timeout(CLOSE_CARD_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             if await session.stop():
                 log.info("the card is clean")
     except (TimeoutError, CardLost, CardFailed, DeviceError) as error:
@@ -294,14 +297,16 @@ async def _close_card(session: CardSession) -> None:
         )
 
 
-async def _drain(parts: _Parts) -> None:
-    """Refuse what is new, finish what is in flight, let the replies leave."""
+async def _drain(parts: _Parts) -> bool:
+    """Refuse what is new, finish what is in flight, let the replies leave. Returns whether all of it was finished."""
     parts.reporter.draining = True
     parts.ports.server.stop_accepting()
-    if not await parts.service.drain(DRAIN_TIMEOUT_S):
+    drained = await parts.service.drain(DRAIN_TIMEOUT_S)
+    if not drained:
         log.warning("requests in flight were cancelled")
     await parts.ports.server.aclose(grace_ms=CLOSE_GRACE_MS, linger_ms=CLOSE_LINGER_MS)
     parts.admin.stop()
+    return drained
 
 
 def _bind_failed(error: EndpointError, control: BindAddress) -> GatewayError:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEVICE_CLOSE_TIMEOUT_S: Final = 1.0
+CANCEL_GRACE_MS: Final = 300
+"""Writes are cancelled only when the gateway ends, which must not take long."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ def initiator_options(config: NvmeConfig, identity: HostIdentity) -> InitiatorOp
             keep_alive_ms=config.keep_alive_ms,
             command_timeout_ms=config.command_timeout_ms,
             connect_timeout_ms=config.connect_timeout_ms,
+            cancel_grace_ms=CANCEL_GRACE_MS,
             header_digest=config.header_digest,
             data_digest=config.data_digest,
         )
