@@ -6,7 +6,8 @@ import asyncio
 import random
 
 from tests.service.test_drain import LIMITS
-from tests.sim.device import Faults, SimDevice
+from tests.sim.device import SimDevice
+from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Medium
 from xkv_gateway.card.journal import VolatileJournal

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sim.device import Faults
+from tests.sim.faults import Faults
 from tests.sim.gateway import RESERVED_BYTES, Gateway, Parts, Settings
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Medium

@@ -20,9 +20,9 @@ Every fault is counted, so that an oracle knows what may be blamed on the device
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tests.sim.faults import Faults, Injected
 from tests.sim.medium import SECTOR_BYTES, Medium, Written
 from xkv_nvmeof.blockdev import (
     ByteRange,
@@ -48,45 +48,6 @@ INTERNAL_ERROR: Final = 0x06
 LBA_OUT_OF_RANGE: Final = 0x80
 COMMANDS_MAX: Final = 10_000
 """Commands in flight, at most: more is a caller without a bound."""
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """Probabilities are for each command; 0 everywhere is a perfect device."""
-
-    latency_ns_max: int = 400_000
-    slow_probability: float = 0.0
-    """A slow command takes up to `slow_ns_max` instead."""
-    slow_ns_max: int = 200_000_000
-    break_probability: float = 0.0
-    offline_ns_max: int = 2_000_000_000
-    settle_ns: int = 5_000_000_000
-    late_probability: float = 0.6
-    """Share of the writes of unknown outcome that are executed later; of the rest half were executed, half never are."""
-    break_on_cancel_probability: float = 0.5
-    fail_probability: float = 0.0
-    transient_flip_probability: float = 0.0
-    persistent_flip_probability: float = 0.0
-    misdirect_probability: float = 0.0
-    digest_probability: float = 0.0
-
-
-@dataclass(slots=True)
-class Injected:
-    """Faults that happened."""
-
-    breaks: int = 0
-    unknown_outcomes: int = 0
-    late_writes: int = 0
-    failures: int = 0
-    read_faults: int = 0
-    """Transient flips, misdirected reads and failed digests."""
-    persistent_flips: int = 0
-
-    @property
-    def errors(self) -> int:
-        """Commands that raised something."""
-        return self.breaks + self.unknown_outcomes + self.failures
 
 
 class SimDevice:
@@ -278,6 +239,7 @@ class SimDevice:
     ) -> None:
         await self._start(write)
         future: asyncio.Future[None] = self._loop.create_future()
+        future.add_done_callback(_look_at)
         self._in_flight[future] = write
         duration_ns = self._latency_ns()
         executes_ns = self._rng.randrange(duration_ns + 1)
@@ -320,8 +282,6 @@ class SimDevice:
             self.break_connection(1 + self._rng.randrange(self.faults.offline_ns_max))
         elif not self._silent:
             await asyncio.wait((future,))
-        if future.done() and not future.cancelled():
-            future.exception()  # nobody else looks at it
 
     async def _start(self, write: Written | None) -> None:
         if not self._dead:
@@ -416,3 +376,9 @@ class SimDevice:
         self._state = state
         for listener in self._listeners:
             listener(state, reason)
+
+
+def _look_at(future: asyncio.Future[None]) -> None:
+    """A command whose caller was cancelled may still fail: nobody else looks at that."""
+    if not future.cancelled():
+        future.exception()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from tests.sim.device import Faults
+    from tests.sim.faults import Faults
     from tests.sim.loop import SimLoop
     from tests.sim.medium import Medium
     from xkv_gateway.core.types import EngineLimits

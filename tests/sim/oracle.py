@@ -327,20 +327,19 @@ class Oracle:
 
     def check_recovered(self, found: dict[Identity, bytes]) -> None:
         """Judge what a recovery would serve after a power failure now: the bytes of each live object."""
-        latest = self.gateway.journal.latest.live
+        journal = self.gateway.journal
         for identity, payload in found.items():
             possible = [
                 a for a in self._attempts.get(identity, ()) if a.may_be_visible and not a.gone_for_good
             ]
             if not any(attempt.payload == payload for attempt in possible):
                 self.blame(f"after a crash {identity} would be: {whose(payload, self.identities)}")
-        for identity, attempts in self._attempts.items():
-            entry = latest.get(self.digest_of(identity))
-            if entry is None or identity in found:
-                continue
-            acknowledged = [a for a in attempts if a.status == "stored" and not a.gone_for_good]
-            if any(self.gateway.checksum_of(a.payload) == entry.checksum for a in acknowledged):
-                self.blame(f"after a crash {identity} would be lost, which was acknowledged")
+        for identity in self._attempts:
+            digest = self.digest_of(identity)
+            # What is called stored is durable: that is checked when it is answered.
+            held = _same(journal.latest.live.get(digest), journal.durable.live.get(digest))
+            if held and identity not in found:
+                self.blame(f"after a crash {identity} would be lost, which is durable")
 
 
 def _same(one: Entry | None, other: Entry | None) -> bool:

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from tests.nvmeof.contract import BlockDeviceContract
-from tests.sim.device import Faults, SimDevice
+from tests.sim.device import SimDevice
+from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Medium
 

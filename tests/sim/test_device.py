@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sim.device import Faults, SimDevice
+from tests.sim.device import SimDevice
+from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.medium import SECTOR_BYTES, Medium, Written, read_image
 from xkv_nvmeof.blockdev import (

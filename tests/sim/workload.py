@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.device import Faults
+from tests.sim.faults import Faults
 from tests.sim.gateway import Settings
 from tests.sim.values import Identity
 from xkv_gateway.core.types import EngineLimits

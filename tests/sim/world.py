@@ -17,7 +17,7 @@ from typing import Final
 
 from tests.sim import recovery
 from tests.sim.client import Client
-from tests.sim.device import Faults
+from tests.sim.faults import Faults
 from tests.sim.gateway import RESERVED_BYTES, SECRET, Gateway, LogTrap, Parts
 from tests.sim.loop import SimLoop, SimulationError
 from tests.sim.medium import Medium
