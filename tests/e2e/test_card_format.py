@@ -1,47 +1,14 @@
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import sys
 from typing import TYPE_CHECKING
 
-from tests.e2e.gateway import HANG_S, run, serve_arguments, serving
+from tests.e2e.gateway import run, serve_arguments, serving
+from tests.e2e.target import target
 from xkv_gateway.errors import ExitCode
 from xkv_rpc.async_client import AsyncClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-@contextlib.asynccontextmanager
-async def target(file: Path) -> AsyncIterator[str]:
-    """A controller that no gateway started: yields its URL."""
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "xkv_nvmeof.softcard",
-            "--file",
-            str(file),
-            "--size",
-            "256MiB",
-            "--exit-with-stdin",
-        ),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(HANG_S):
-        ready = json.loads(await process.stdout.readline())
-    try:
-        yield f"nvme+tcp://{ready['host']}:{ready['port']}/{ready['nqn']}?nsid={ready['nsid']}"
-    finally:
-        process.terminate()
-        async with asyncio.timeout(HANG_S):
-            await process.communicate()
 
 
 async def test_a_blank_namespace_is_served_once_it_was_formatted_and_never_formatted_twice_by_accident(

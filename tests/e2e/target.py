@@ -1,0 +1,36 @@
+"""A controller that no gateway started: a soft card's process over a file, for gateways that share a card."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from tests.e2e.gateway import HANG_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@contextlib.asynccontextmanager
+async def target(file: Path, size: str | None = "256MiB") -> AsyncIterator[str]:
+    """Serve the file at an address that the kernel chooses: yields its URL."""
+    sized = () if size is None else ("--size", size)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "xkv_nvmeof.softcard", "--file", str(file), *sized, "--exit-with-stdin"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(HANG_S):
+        ready = json.loads(await process.stdout.readline())
+    try:
+        yield f"nvme+tcp://{ready['host']}:{ready['port']}/{ready['nqn']}?nsid={ready['nsid']}"
+    finally:
+        process.terminate()
+        async with asyncio.timeout(HANG_S):
+            await process.communicate()

@@ -1,0 +1,148 @@
+"""Two gateways and one card, over a target that neither of them started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.gateway import HANG_S, run, serve_arguments, serving
+from tests.e2e.target import target
+from xkv_gateway.errors import ExitCode
+from xkv_rpc.async_client import AsyncClient
+from xkv_rpc.errors import ErrorCode, RpcError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.e2e.gateway import Gateway
+
+SHORT = {"XKV_NVME__KEEP_ALIVE_MS": "1000", "XKV_NVME__COMMAND_TIMEOUT_MS": "1000"}
+"""So that a run before is settled after three seconds."""
+KEYS = [bytes([number]) * 32 for number in range(8)]
+PAYLOADS = [bytes([number]) * 70_000 for number in range(8)]
+
+
+@pytest.fixture
+async def card(home: Path) -> AsyncIterator[str]:
+    """A formatted card, as a URL."""
+    async with target(home / "card.img") as url:
+        formatted = await run(
+            home, "card", "format", url, "--label", "shared", "--state-dir", str(home / "op")
+        )
+        assert formatted.code == ExitCode.OK, formatted.err
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def client_of(gateway: Gateway) -> AsyncIterator[AsyncClient]:
+    client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def test_a_second_gateway_is_refused_while_the_first_lives_and_hears_who_that_is(
+    home: Path, card: str
+) -> None:
+    async with serving(home / "first", "--card", card, card=None, **SHORT) as first:
+        second = await run(home, *serve_arguments(home / "second", None), "--card", card, **SHORT)
+        assert second.code == ExitCode.CARD
+        assert f"lives: {socket.gethostname()}, process {first.process.pid}" in second.err
+        assert "--takeover" in second.err
+        assert (await first.status())["card"]["state"] == "online"
+
+
+async def test_a_takeover_ends_the_first_before_it_acknowledges_anything_more_and_loses_nothing(
+    home: Path, card: str
+) -> None:
+    acknowledged: dict[bytes, bytes] = {}
+
+    async def keep_storing(client: AsyncClient) -> None:
+        for number in range(1_000_000):
+            key, payload = b"%032d" % number, b"%d" % number * 5000
+            with contextlib.suppress(RpcError):
+                if await client.store("", b"", [key], [payload]) == ["stored"]:
+                    acknowledged[key] = payload
+
+    async with (
+        serving(home / "first", "--card", card, card=None, **SHORT) as first,
+        client_of(first) as client,
+    ):
+        storing = asyncio.create_task(keep_storing(client))
+        await first.until(lambda status: status["requests"].get("store", 0) > 20)
+        async with serving(home / "second", "--takeover", "--card", card, card=None, **SHORT) as second:
+            async with asyncio.timeout(HANG_S):
+                code = await first.end(signal.SIGCONT)  # it has ended by itself, or will
+            storing.cancel()
+            await asyncio.gather(storing, return_exceptions=True)
+            assert code == ExitCode.CARD_LOST
+            assert f"taken over by {socket.gethostname()} (process {second.process.pid})" in first.log_text
+            assert "Traceback" not in first.log_text
+            status = await second.status()
+            assert status["warm"]
+            assert status["card"]["run"]["epoch"] == 3
+            assert status["card"]["state"] == "online"
+            async with client_of(second) as heir:
+                for key, payload in acknowledged.items():
+                    loaded = await heir.load("", b"", [key])
+                    assert loaded.statuses == ["ok"], key
+                    assert bytes(loaded.payloads[0] or b"") == payload
+                assert await heir.store("", b"", [b"new"], [b"bytes"]) == ["stored"]
+            assert await second.end() == ExitCode.OK
+
+
+async def test_after_a_kill_the_next_gateway_serves_lookups_at_once_and_writes_when_it_is_safe(
+    home: Path, card: str
+) -> None:
+    async with serving(home / "first", "--card", card, card=None, **SHORT) as first:
+        async with client_of(first) as client:
+            assert set(await client.store("", b"", KEYS, PAYLOADS)) == {"stored"}
+        await first.end(signal.SIGKILL)
+    longer = {**SHORT, "XKV_NVME__KEEP_ALIVE_MS": "4000"}
+    async with serving(home / "second", "--card", card, card=None, **longer) as second:
+        await second.until(lambda status: status["card"]["state"] == "online")
+        await second.end(signal.SIGKILL)
+    async with serving(home / "third", "--card", card, card=None, **SHORT) as third:
+        assert "writes in" in third.said_at("card")
+        async with client_of(third) as client:
+            status = await third.status()
+            assert status["card"]["state"] == "recovering"
+            assert 0 < status["card"]["run"]["writes_in_s"] <= 6
+            assert (await client.hello("test")).card.state == "recovering"
+            assert (await third.get("/readyz")).status_code == 503
+            loaded = await client.load("", b"", KEYS)
+            assert [bytes(payload or b"") for payload in loaded.payloads] == PAYLOADS
+            for write in (client.store("", b"", [b"new"], [b"bytes"]), client.delete("", b"", KEYS)):
+                with pytest.raises(RpcError) as caught:
+                    await write
+                assert caught.value.code is ErrorCode.RECOVERING
+            await third.until(lambda status: status["card"]["state"] == "online")
+            assert await client.store("", b"", [b"new"], [b"bytes"]) == ["stored"]
+            assert await client.delete("", b"", KEYS[:1]) == 1
+        assert await third.end() == ExitCode.OK
+    async with serving(home / "fourth", "--card", card, card=None, **SHORT) as fourth:
+        # After an end in order nobody has to wait.
+        assert (await fourth.status())["card"]["state"] == "online"
+        assert (await fourth.status())["usage"]["objects"] == len(KEYS)
+
+
+async def test_a_card_that_moves_to_another_host_comes_up_warm_and_the_log_says_whose_it_was(
+    home: Path, card: str
+) -> None:
+    async with serving(home / "first", "--card", card, card=None, **SHORT) as first:
+        async with client_of(first) as client:
+            await client.store("", b"", KEYS, PAYLOADS)
+        assert await first.end() == ExitCode.OK
+    nqn = "nqn.2014-08.com.example:other-host"
+    identity = {"XKV_NVME__HOST_NQN": nqn, "XKV_NVME__HOST_ID": "6f1a2f0e-6c53-4a0b-8d34-0d8f2a9c1b7e"}
+    async with serving(home / "second", "--card", card, card=None, **SHORT, **identity) as second:
+        assert "warm: 8 objects" in second.said_at("card")
+        await second.logged(f"the last run on the card was of {socket.gethostname()} (nqn.2014-08.org")
+        await second.logged("ended in order")
