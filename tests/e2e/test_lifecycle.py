@@ -102,8 +102,8 @@ async def test_a_second_signal_forces_the_end_and_says_so(home: Path) -> None:
         gateway.process.send_signal(signal.SIGTERM)
         await gateway.logged("SIGTERM: ending")
         code = await gateway.end(signal.SIGTERM)
-        os.kill(soft_card, signal.SIGKILL)
         assert code == ExitCode.FORCED
+        await gone(soft_card)
 
 
 async def test_killing_the_gateway_leaves_no_process(home: Path) -> None:

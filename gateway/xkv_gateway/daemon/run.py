@@ -207,6 +207,7 @@ class Daemon:
         options = initiator_options(self._config.nvme, identity)
         attached = await attach(self._card_url(), options, clock=self._clock, entropy=self._entropy)
         undo.push_async_callback(attached.aclose)
+        self._stop.at_force.append(attached.kill)
         return attached
 
     def _identity(self) -> HostIdentity:

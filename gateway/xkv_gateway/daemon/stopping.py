@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from xkv_gateway.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +25,13 @@ STOP_DEADLINE_S: Final = 4.8
 class StopRequest:
     """Set by the first SIGINT or SIGTERM. A second one, or the deadline, ends the process on the spot.
 
-    That leaves nothing behind: the soft card's process ends with our end of its standard input, stale sockets are
-    replaced by the next start, and acknowledged stores are on the card already.
+    That leaves nothing behind: the soft card's process is killed (`at_force`), stale sockets are replaced by the next
+    start, and acknowledged stores are on the card already.
     """
 
     def __init__(self) -> None:
+        self.at_force: list[Callable[[], None]] = []
+        """Called before the process ends on the spot; they return at once and may run in another thread."""
         self._event = asyncio.Event()
         self._timer: threading.Timer | None = None
 
@@ -57,15 +59,16 @@ class StopRequest:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._event.is_set():
-            _force(f"{number.name} again")
+            self._force(f"{number.name} again")
         log.info("%s: ending", number.name)
         # A thread, because the loop itself may be what hangs.
-        self._timer = threading.Timer(STOP_DEADLINE_S, _force, ("the stop deadline passed",))
+        self._timer = threading.Timer(STOP_DEADLINE_S, self._force, ("the stop deadline passed",))
         self._timer.daemon = True
         self._timer.start()
         self.request()
 
-
-def _force(reason: str) -> None:
-    log.error("%s: ending at once", reason)
-    os._exit(ExitCode.FORCED)
+    def _force(self, reason: str) -> None:
+        log.error("%s: ending at once", reason)
+        for action in self.at_force:
+            action()
+        os._exit(ExitCode.FORCED)

@@ -42,6 +42,11 @@ class AttachedCard:
         if self.soft_card is not None:
             await self.soft_card.run(self.device.retarget)
 
+    def kill(self) -> None:
+        """End the soft card's process on the spot, if there is one."""
+        if self.soft_card is not None:
+            self.soft_card.kill()
+
     async def aclose(self) -> None:
         """End the association in order, then the soft card's process. Idempotent."""
         try:

@@ -174,6 +174,12 @@ class SoftCard:
             log.warning("the soft card serves again on %s:%d", ready.host, ready.port)
             on_moved(ready.host, ready.port)
 
+    def kill(self) -> None:
+        """End the process on the spot. Safe from any thread."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            _signal(process.pid, signal.SIGKILL)
+
     async def aclose(self) -> None:
         """End the process: in order first, by force after a moment. Idempotent."""
         await self._end()
