@@ -21,6 +21,7 @@ _FILL: Final = 4
 _HALF: Final = np.uint64(32)
 _TAG_MASK: Final = np.uint64(0xFFFFFFFF)
 _EMPTY: Final = 0
+_TAG_MIN: Final = np.uint32(1)
 
 
 class Index:
@@ -51,10 +52,11 @@ class Index:
         cell = match.argmax(axis=1)
         cell += buckets * CELLS
         slots = self._flat_cells.take(cell)
+        at = slots.astype(np.intp)
         held = self._flat_tags.take(cell) == tags
-        held &= self._low.take(slots) == low
-        held &= self._high.take(slots) == high
-        if not held.all():
+        held &= self._low.take(at) == low
+        held &= self._high.take(at) == high
+        if np.count_nonzero(held) != len(held):
             doubtful = match.any(axis=1)
             if self._overflow:
                 doubtful |= rows.all(axis=1)
@@ -100,10 +102,12 @@ class Index:
                 self._refill(bucket)
 
     def _place(self, low: U64) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], U32]:
-        buckets = (((low >> _HALF) * self._buckets) >> _HALF).astype(np.int64)
-        tags = (low & _TAG_MASK).astype(np.uint32)
-        np.maximum(tags, 1, out=tags)
-        return buckets, tags
+        places = low >> _HALF
+        places *= self._buckets
+        places >>= _HALF
+        tags = low.astype(np.uint32)
+        np.maximum(tags, _TAG_MIN, out=tags)
+        return places.view(np.int64), tags
 
     def _find_one(self, bucket: int, tag: int, low: np.uint64, high: np.uint64) -> int | None:
         tags, cells = self._tags[bucket].tolist(), self._cells[bucket].tolist()

@@ -42,15 +42,15 @@ class Reads:
         low, high = state.digester.digest(request.namespace, request.scope, request.keys)
         slots, live = state.index.find(low, high)
         live &= table.state.take(slots) == State.LIVE
-        complete = bool(live.all())
+        first_miss = live.tobytes().find(0)
         sizes: list[int | None]
         if request.mode is LookupMode.PREFIX:
-            found = slots if complete else slots[: int(live.argmin())]
-            sizes = table.size_bytes[found].tolist()
+            found = slots if first_miss < 0 else slots[:first_miss]
+            sizes = table.size_bytes.take(found).tolist()
         else:
-            found = slots if complete else slots[live]
-            sizes = table.size_bytes[slots].tolist()
-            if not complete:
+            found = slots if first_miss < 0 else slots[live]
+            sizes = table.size_bytes.take(slots).tolist()
+            if first_miss >= 0:
                 for i in np.flatnonzero(~live).tolist():
                     sizes[i] = None
         hits = len(found)
@@ -60,7 +60,7 @@ class Reads:
             return LookupOutcome(hits, sizes, None, 0)
         home = state.names.home(int(table.home[found[0]]))
         ttl_ns = min(request.lease_ttl_ns, state.limits.lease_ttl_max_ns)
-        leased_bytes = sum(size for size in sizes if size is not None)
+        leased_bytes = sum(filter(None, sizes))
         lease = self._grant(home, found, leased_bytes, now_ns + ttl_ns, now_ns)
         return LookupOutcome(hits, sizes, lease, ttl_ns if lease is not None else 0)
 
