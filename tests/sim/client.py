@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from tests.sim.workload import Swarm
 
 EXPECTED_ERRORS = frozenset(
-    {ErrorCode.CARD_OFFLINE, ErrorCode.BUSY, ErrorCode.TOO_LARGE, ErrorCode.UNKNOWN_LEASE}
+    {
+        ErrorCode.CARD_OFFLINE,
+        ErrorCode.RECOVERING,
+        ErrorCode.BUSY,
+        ErrorCode.TOO_LARGE,
+        ErrorCode.UNKNOWN_LEASE,
+    }
 )
 
 

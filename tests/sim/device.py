@@ -348,6 +348,8 @@ class SimDevice:
 
     def _leave_behind(self, write: Written) -> None:
         """Decide what becomes of a write whose association ended."""
+        # For the controller it is complete once it is executed, whoever hears of that: a flush covers it then.
+        write.returned = True
         number = self._numbers.pop(id(write), None)
         if number is None:
             return  # executed before the connection broke

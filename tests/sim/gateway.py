@@ -213,6 +213,9 @@ class Gateway:
         self.gone = True
         self.store.close()
         await self.journal.aclose()
+        await self._drop_requests()
+
+    async def _drop_requests(self) -> None:
         await self.service.drain(0)
         self.store.close()
         for future in list(self._open):

@@ -7,7 +7,8 @@ Fault model. The unit is the sector of 512 bytes, whatever the block size:
                sector chooses for itself. So of each block written since the last flush: lost, torn at 512 bytes, whole,
                in any combination, and writes that come in any order
     in flight  a write that was cut by the power failure is one more version of each of its sectors
-    flush      covers the writes that returned before it was asked for, and nothing else
+    flush      covers the writes that returned before it was asked for, and nothing else; a write whose connection has ended
+               counts as returned once it is executed
     damage     a bit may flip for good; which sectors were damaged is remembered, so that an oracle knows
 
 `survivors` enumerates the images that a power failure may leave, up to a bound; `draw_survivor` draws one.
@@ -134,6 +135,10 @@ class Medium:
         else:
             self._keep(sector, bytes(data))
         self.damaged.add(sector)
+
+    def current(self) -> Image:
+        """What reads see now, as an image."""
+        return {**self.durable, **{sector: versions[-1][1] for sector, versions in self.cache.items()}}
 
     # --- power ------------------------------------------------------------------------------------------------
 

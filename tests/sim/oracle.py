@@ -197,14 +197,18 @@ class Oracle:
             lease.wiped |= lease.namespace == namespace and scope in {None, lease.scope}
         return gone
 
-    def restarted_cold(self) -> None:
-        """The gateway begins anew with an empty index."""
+    def restarted_warm(self) -> list[Attempt]:
+        """The gateway begins anew with what was durable. Returns everything that was ever tried."""
         self.leases.clear()
         everything = [attempt for attempts in self._attempts.values() for attempt in attempts]
         for attempt in everything:
             if attempt.answered is None:
                 attempt.status, attempt.answered = "unknown", self._sequence
-        self.removal_answered(everything)
+        return everything
+
+    def restarted_cold(self) -> None:
+        """The gateway begins anew with an empty index."""
+        self.removal_answered(self.restarted_warm())
 
     # --- lookups ------------------------------------------------------------------------------------------------
 

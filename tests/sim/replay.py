@@ -89,6 +89,19 @@ class Replay:
                 case WipeRecord():
                     pass
 
+    def hold(self, entry: Entry) -> None:
+        """Begin with an object that is there already."""
+        self.slots[entry.slot] = entry
+        if not entry.doomed:
+            self.live[entry.digest] = entry
+        self.ever.add((entry.digest, entry.checksum))
+        self._units.update(dict.fromkeys(_units_of(entry), entry.slot))
+
+    def name(self, namespaces: dict[int, str], scopes: dict[int, bytes]) -> None:
+        """Begin with names that are bound already."""
+        self._namespaces.update(namespaces)
+        self._scopes.update(scopes)
+
     def _put(self, batch: PutBatch) -> None:
         at = 0
         runs = list(zip(batch.extent_starts_au.tolist(), batch.extent_counts_au.tolist(), strict=True))

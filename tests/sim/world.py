@@ -20,7 +20,7 @@ from tests.sim.client import Client
 from tests.sim.faults import Faults
 from tests.sim.gateway import RESERVED_BYTES, SECRET, Gateway, LogTrap, Parts
 from tests.sim.loop import SimLoop, SimulationError
-from tests.sim.medium import Medium
+from tests.sim.medium import Image, Medium
 from tests.sim.oracle import Oracle
 from tests.sim.values import Identity, payload_of
 from tests.sim.workload import Swarm, draw
@@ -75,6 +75,7 @@ class World:
         self._evicted = 0
         self._up: asyncio.Event
         self._restarting = False
+        self._quiet_s = QUIET_S
         self.gateway: Gateway
 
     def run(self) -> Report:
@@ -152,13 +153,17 @@ class World:
             case "cancel":
                 self.gateway.cancel_one()
             case "probe":
-                self._crashes += 1
-                recovery.power_failure_now(self.gateway, self.oracle, rng)
+                self._probe(rng)
             case "wipe":
                 namespace, scope = self.swarm.home(rng)
                 await self._wipe(namespace, scope if rng.random() < 0.7 else None)
             case "restart":
                 await self._restart(rng)
+
+    def _probe(self, rng: random.Random) -> Image:
+        """What if the power failed now?"""
+        self._crashes += 1
+        return recovery.power_failure_now(self.gateway, self.oracle, rng)
 
     async def _wipe(self, namespace: str, scope: bytes | None) -> None:
         gateway = self.gateway
@@ -179,8 +184,7 @@ class World:
         self._up.clear()
         old = self.gateway
         if rng.random() < 0.5:
-            self._crashes += 1
-            image = recovery.power_failure_now(old, self.oracle, rng)
+            image = self._probe(rng)
             old.device.lose_power()
             await old.kill()
             self._medium.lose_power(image)
@@ -204,10 +208,13 @@ class World:
 
     # --- checks -----------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        gateway = self.gateway
+    def _raise_breaches(self) -> None:
         if self.oracle.breaches:
             raise Violation("; ".join(self.oracle.breaches[:3]))
+
+    def _check(self) -> None:
+        gateway = self.gateway
+        self._raise_breaches()
         if self._loop.failures:
             raise self._loop.failures[0]
         if gateway.gone:
@@ -225,7 +232,7 @@ class World:
         async with asyncio.timeout(ANSWER_S_MAX):
             while gateway._open or gateway.device.state is not DeviceState.ONLINE:  # noqa: ASYNC110 - virtual time
                 await asyncio.sleep(0.1)
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(self._quiet_s)
         self._check()
         self._require_quiet()
 
@@ -259,13 +266,13 @@ class World:
         statuses = await client.store_these(gateway, content)
         if statuses == ["no_space"]:
             # It waits for tombstones no longer than it is allowed to; they come all the same.
-            await asyncio.sleep(QUIET_S)
+            await asyncio.sleep(self._quiet_s)
             statuses = await client.store_these(gateway, content)
         assert statuses == ["stored"], f"an object of the largest size is {statuses} on a quiet card (A2)"
         await client.load_these(gateway, [largest], None)
         for namespace in self.swarm.namespaces:
             await self._wipe(namespace, None)
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(self._quiet_s)
         self._check()
         self._require_quiet()
         usage = gateway.engine.usage()
