@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.sim.device import Faults, SimDevice
+from tests.sim.device import SimDevice
+from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Medium, Written
 from xkv_gateway.card import ownership

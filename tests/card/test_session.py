@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.card.runs import MIB, SIZE_BYTES, Bench
+from tests.card.runs import MIB, SIZE_BYTES, Bench, Run
 from xkv_gateway.card import heartbeat as heartbeat_format
 from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.layout import HEARTBEAT_OFFSET, superblock_1_offset
@@ -225,4 +225,37 @@ def test_of_gateways_that_open_a_card_at_the_same_moment_at_most_one_acknowledge
         await last.kill()
 
     for seed in range(25):
+        Bench(seed).play(work)
+
+
+def test_a_ring_that_earlier_runs_have_filled_is_relieved_and_stores_go_on() -> None:
+    async def work(bench: Bench) -> None:
+        # Each life is too short for a checkpoint of its own accord; together they fill the ring.
+        for life in range(40):
+            run = await bench.open_owned()
+            for number in range(20):
+                assert await run.save(b"%d/%d" % (life, number), b"bytes") == "stored"
+            await run.kill()
+        last = await bench.open()
+        assert last.session.recovery.objects == 800
+        await last.kill()
+
+    Bench().play(work)
+
+
+def test_many_small_stores_at_a_time_never_fill_the_ring_beyond_what_a_checkpoint_needs() -> None:
+    async def client(run: Run, number: int) -> None:
+        for index in range(20):
+            assert await run.save(b"%d/%d" % (number, index), b"bytes") == "stored"
+            await asyncio.sleep(run.store.clock() % 7 / 1000)
+
+    async def work(bench: Bench) -> None:
+        run = await bench.open_owned()
+        await asyncio.gather(*(client(run, number) for number in range(40)))
+        assert run.session.checkpointer is not None
+        assert run.session.checkpointer.completed > 1
+        assert run.store.saves == 0
+        assert await run.stop()
+
+    for seed in range(5):
         Bench(seed).play(work)

@@ -93,11 +93,18 @@ class Checkpointer:
         self.last_objects = 0
         self.last_bytes = 0
 
-    def look(self) -> None:
-        """Begin a checkpoint if the journal has grown enough; called when it has grown."""
+    def look(self, *, pressed: bool) -> None:
+        """Begin a checkpoint if the journal has grown enough; called when it has grown, or room was made in it.
+
+        Args:
+            pressed: what is left of the ring is too little for new stores, whichever run has filled it.
+        """
         end, start = self._journal.acknowledged, self._last_start
         grown_bytes, grown_batches = end.position - start.position, end.number - start.number
         if grown_bytes >= self._journal.ring_bytes // JOURNAL_SHARE or grown_batches >= BATCHES_MAX:
+            self._wanted.set()
+        # Two in a row make room for certain: the journal is kept from the start of the older one on.
+        if pressed and self._journal.kept_bytes:
             self._wanted.set()
 
     async def run(self) -> None:
@@ -164,8 +171,8 @@ class Checkpointer:
     async def _release(self, *, forced: bool) -> None:
         """Give up the journal before the older checkpoint. While there is only one, nothing could replace it but the journal."""
         starts = [each for each in self._starts if each is not None]
-        if forced or len(starts) == len(self._starts):
-            await self._journal.release(min(starts))
+        enough = forced or len(starts) == len(self._starts)
+        await self._journal.release(min(starts) if enough else None)
 
     async def _put(self, region: Region, piece: Piece) -> None:
         await self._blocks.write(region.offset_bytes + piece.offset_bytes, [piece.data], flush=False)

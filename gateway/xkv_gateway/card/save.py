@@ -42,9 +42,16 @@ class Save:
         self._deadline_ns = deadline_ns
         self._results: list[StoreStatus | None] = [None] * len(payloads)
         self._outcome = self._admit(request)
+        store.save_begins()
 
     async def run(self) -> list[StoreStatus]:
         """Write and commit. Returns one status a key; never raises but when cancelled."""
+        try:
+            return await self._run()
+        finally:
+            self._store.save_ended()
+
+    async def _run(self) -> list[StoreStatus]:
         left = list(range(len(self._payloads)))
         while True:
             plans: dict[int, WritePlan] = {}
@@ -70,6 +77,7 @@ class Save:
 
     def give_up(self) -> None:
         """Give the reservations back without writing, instead of `run`."""
+        self._store.save_ended()
         plans = [entry for entry in self._outcome.entries if isinstance(entry, WritePlan)]
         if plans:
             self._store.engine.abort_store(plans, self._store.clock(), None)

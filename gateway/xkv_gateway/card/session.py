@@ -25,7 +25,7 @@ from xkv_gateway.card.fence import CardLost, Fence
 from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.journal_scan import End, Need, Scanner
 from xkv_gateway.card.recovery import Recoverer
-from xkv_gateway.card.structure import RUN_ID_BYTES
+from xkv_gateway.card.structure import BLOCK_BYTES, RUN_ID_BYTES
 from xkv_gateway.card.superblock import Chosen
 from xkv_gateway.card.writer import JournalWriter
 from xkv_gateway.core.engine import Engine
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 PRESSURE_SHARE: Final = 4
 """Stores wait while less than this part (1/4) of the ring would be left for what is under way already."""
-RECORD_BYTES_PER_STORE: Final = 128
+RECORD_BYTES_PER_OBJECT: Final = 128
 """What an object that is being stored will take in the journal: its put, its delete and its freed record."""
 
 
@@ -96,6 +96,7 @@ class CardSession:
         self._first_copy = first_copy
         self._options = options
         self._taken = taken
+        self._store: CardStore | None = None
         self._owned = asyncio.Event()
         # Only the newest copy is certainly whole before this run has written both.
         self._fence = self._new_fence(copy=1 - first_copy, beating=False)
@@ -136,9 +137,11 @@ class CardSession:
     @property
     def pressed(self) -> bool:
         """Whether the journal must first be relieved by a checkpoint before more is begun."""
-        if self.journal is None:
+        if self.journal is None or self._store is None:
             return False
-        under_way = self.engine.usage().reserved_objects * RECORD_BYTES_PER_STORE
+        under_way = (
+            self.engine.usage().reserved_objects * RECORD_BYTES_PER_OBJECT + self._store.saves * BLOCK_BYTES
+        )
         return self.journal.free_bytes - under_way < self.journal.ring_bytes // PRESSURE_SHARE
 
     # --- the run --------------------------------------------------------------------------------------------
@@ -163,6 +166,7 @@ class CardSession:
             CardLost: the card is not ours any more.
             CardFailed: the controller refuses what the card needs.
         """
+        self._store = store
         try:
             await self._run(store)
         except (CardLost, CardFailed):
@@ -206,7 +210,7 @@ class CardSession:
         assert self.journal is not None
         assert self.checkpointer is not None
         while True:
-            self.checkpointer.look()
+            self.checkpointer.look(pressed=self.pressed)
             if not self.pressed:
                 store.space_may_be_free()
             await self.journal.changed()

@@ -95,6 +95,8 @@ class CardStore(Turns):
         self._suspended = False
         self._closed = False
         self._loads = 0
+        self.saves = 0
+        """Stores under way: each takes a batch of the journal of its own at worst."""
 
     # --- requests that need no I/O ------------------------------------------------------------------------
 
@@ -158,6 +160,14 @@ class CardStore(Turns):
             raise CardRecovering
 
     # --- the run's part -------------------------------------------------------------------------------------
+
+    def save_begins(self) -> None:
+        """Count a store that may have reserved something."""
+        self.saves += 1
+
+    def save_ended(self) -> None:
+        """Count it off."""
+        self.saves -= 1
 
     def load_begins(self) -> None:
         """Count a load whose objects are pinned."""

@@ -86,16 +86,22 @@ class JournalWriter:
         return self._ring.free_bytes(self._written.position, self._needed_from)
 
     @property
+    def kept_bytes(self) -> int:
+        """What recovery would read."""
+        return self._written.position - self._needed_from
+
+    @property
     def ring_bytes(self) -> int:
         """Length of the ring."""
         return self._ring.ring_bytes
 
     # --- for the checkpointer -------------------------------------------------------------------------------
 
-    async def release(self, needed_from: int) -> None:
-        """A checkpoint was completed: recovery needs the journal from this position on."""
-        assert needed_from >= self._needed_from
-        self._needed_from = needed_from
+    async def release(self, needed_from: int | None) -> None:
+        """A checkpoint was completed: recovery needs the journal from this position on (None: from where it did)."""
+        if needed_from is not None:
+            assert needed_from >= self._needed_from
+            self._needed_from = needed_from
         async with self._moved:
             self._moved.notify_all()
 

@@ -188,7 +188,7 @@ class Reporter:
             return JournalStatus(self._session.superblock.layout.journal.length_bytes, 0, 0, 0, 0, 0, 0)
         return JournalStatus(
             ring_bytes=journal.ring_bytes,
-            used_bytes=journal.ring_bytes - journal.free_bytes,
+            used_bytes=journal.kept_bytes,
             batches=journal.batches,
             batch_bytes=journal.batch_bytes,
             checkpoints=checkpointer.completed,
