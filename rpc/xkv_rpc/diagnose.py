@@ -6,6 +6,7 @@ and the id of its request wherever that can still be read.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final, TypeGuard
 
 import msgpack
@@ -71,14 +72,16 @@ class _Walk:
         self._header = header
         self._keys_max = keys_max
         self._whole = whole
-        self._request_id: int | None = None
-        self._version = PROTOCOL_VERSION
         self._field: str | None = None
+        self._unpacker = self._unpacker_of_header()
+
+    def _unpacker_of_header(self) -> msgpack.Unpacker:
         # Elements may not be containers, so depth and allocation are bounded by the walk itself.
-        self._unpacker = msgpack.Unpacker(
-            raw=False, max_buffer_size=len(header), max_array_len=0, max_map_len=0, max_ext_len=0
+        unpacker = msgpack.Unpacker(
+            raw=False, max_buffer_size=len(self._header), max_array_len=0, max_map_len=0, max_ext_len=0
         )
-        self._unpacker.feed(header)
+        unpacker.feed(self._header)
+        return unpacker
 
     def run(self) -> RequestRefusedError:
         try:
@@ -91,10 +94,31 @@ class _Walk:
             )
         except ValueError:
             error = bad_request(self._field, "not valid msgpack of scalars and one level of arrays")
-        if self._version != PROTOCOL_VERSION:
+        found = self._envelope()
+        version, request_id = found["v"], found["id"]
+        if type(version) is int and version != PROTOCOL_VERSION:
             # What is wrong by our rules may be right by those of the version that the sender speaks.
             error = RpcError(ErrorCode.UNSUPPORTED_VERSION, "this server speaks version 1", field="v")
-        return RequestRefusedError(self._request_id, error)
+        return RequestRefusedError(request_id if is_uint64(request_id) else None, error)
+
+    def _envelope(self) -> dict[str, object]:
+        """Read `id` and `v`, also where they lie behind the fault: all other values are passed over unseen.
+
+        None: there is none, there are several, or what comes before it cannot be passed over.
+        """
+        found: dict[str, object] = {"id": None, "v": None}
+        seen: set[str] = set()
+        unpacker = self._unpacker_of_header()
+        with contextlib.suppress(ValueError, msgpack.OutOfData):
+            for _ in range(min(unpacker.read_map_header(), FIELDS_WALKED_MAX)):
+                name = unpacker.unpack()
+                if type(name) is not str or name not in found:
+                    unpacker.skip()
+                    continue
+                value = unpacker.unpack()
+                found[name] = None if name in seen else value
+                seen.add(name)
+        return found
 
     def _fields(self) -> RpcError:
         first = self._header[0]
@@ -109,8 +133,6 @@ class _Walk:
                 return bad_request(None, "the name of a field is not a string")
             self._field = name
             if name in seen:
-                if name == "id":
-                    self._request_id = None
                 return bad_request(name, "given twice")
             seen.add(name)
             error = self._value(name)
@@ -137,12 +159,7 @@ class _Walk:
                 if error is not None:
                     return error
             return None
-        value = self._unpacker.unpack()
-        if name == "id" and is_uint64(value):
-            self._request_id = value
-        elif name == "v" and type(value) is int:
-            self._version = value
-        return _oversized(name, value)
+        return _oversized(name, self._unpacker.unpack())
 
 
 def _oversized(name: str, value: object) -> RpcError | None:
