@@ -94,3 +94,18 @@ def test_every_request_starts_once_in_order_and_never_beside_a_conflicting_store
             start(index)
     assert started == list(range(len(requests)))
     assert order.idle
+
+
+def test_a_store_of_nothing_finishes_at_once_or_in_its_turn() -> None:
+    order: ConnectionOrder[str] = ConnectionOrder()
+    assert order.arrive("nothing", store())
+    assert list(order.finished(store())) == []
+    assert order.idle
+
+    assert order.arrive("one", store(b"a"))
+    assert not order.arrive("two", store(b"a"))
+    assert not order.arrive("nothing", store())
+    assert list(order.finished(store(b"a"))) == ["two", "nothing"]
+    assert list(order.finished(store())) == []
+    assert list(order.finished(store(b"a"))) == []
+    assert order.idle

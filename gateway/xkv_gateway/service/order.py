@@ -52,10 +52,11 @@ class ConnectionOrder(Generic[T]):
 
     def finished(self, footprint: Footprint) -> Iterator[T]:
         """Note that a writing request has taken effect; yields, in order, the requests that start now."""
-        keys = self._writing[footprint.namespace, footprint.scope]
-        keys.difference_update(footprint.keys)
-        if not keys:
-            del self._writing[footprint.namespace, footprint.scope]
+        if footprint.keys:
+            keys = self._writing[footprint.namespace, footprint.scope]
+            keys.difference_update(footprint.keys)
+            if not keys:
+                del self._writing[footprint.namespace, footprint.scope]
         while self._waiting and not self._conflicts(self._waiting[0][1]):
             request, next_footprint = self._waiting.popleft()
             self._begin(next_footprint)
