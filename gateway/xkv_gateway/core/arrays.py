@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +13,8 @@ U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Slots = npt.NDArray[np.integer[Any]]
+"""A batch of slots. Tables and records keep 32 bits; what indexes is `np.intp`, which numpy need not convert first."""
 
-NO_SLOTS: U32 = np.empty(0, np.uint32)
+NO_SLOTS: Slots = np.empty(0, np.intp)
 """The empty batch."""

@@ -11,7 +11,7 @@ from .errors import BrokenInvariant
 from .lifecycle import State
 
 if TYPE_CHECKING:
-    from .arrays import U32
+    from .arrays import Slots
     from .removal import Removal
     from .state import EngineState
 
@@ -22,7 +22,7 @@ def audit(state: EngineState, removal: Removal) -> None:
     Raises:
         BrokenInvariant: names what does not follow from the entries.
     """
-    used = np.flatnonzero(state.slots.state != State.ABSENT).astype(np.uint32)
+    used = np.flatnonzero(state.slots.state != State.ABSENT)
     _check_totals(state, used)
     _check_extents(state, used)
     _check_index(state, used)
@@ -39,7 +39,7 @@ def _require(what: str, holds: object) -> None:
         raise BrokenInvariant(what)
 
 
-def _check_totals(state: EngineState, used: U32) -> None:
+def _check_totals(state: EngineState, used: Slots) -> None:
     table = state.slots
     units = np.zeros(len(State), np.int64)
     np.add.at(units, table.state[used], table.units(used))
@@ -51,7 +51,7 @@ def _check_totals(state: EngineState, used: U32) -> None:
     _require("free units", units[State.ABSENT] == state.allocator.free_au)
 
 
-def _check_extents(state: EngineState, used: U32) -> None:
+def _check_extents(state: EngineState, used: Slots) -> None:
     table = state.slots
     extents = [extent for each in state.extents_of(used) for extent in each]
     _require("extents of objects that are gone", set(table.others) <= set(used.tolist()))
@@ -66,7 +66,7 @@ def _check_extents(state: EngineState, used: U32) -> None:
     state.allocator.check()
 
 
-def _check_index(state: EngineState, used: U32) -> None:
+def _check_index(state: EngineState, used: Slots) -> None:
     table = state.slots
     listed = used[np.isin(table.state[used], (State.RESERVED, State.COMMITTING, State.LIVE))]
     found, held = state.index.find(table.digest_low[listed], table.digest_high[listed])
@@ -74,7 +74,7 @@ def _check_index(state: EngineState, used: U32) -> None:
     _require("objects in the index", state.index.count == len(listed))
 
 
-def _check_guards(state: EngineState, used: U32) -> None:
+def _check_guards(state: EngineState, used: Slots) -> None:
     table = state.slots
     leases = np.zeros(table.max_objects, np.int64)
     for lease in state.leases.by_id.values():
@@ -94,7 +94,7 @@ def _check_guards(state: EngineState, used: U32) -> None:
         _require("leased bytes of a scope", sum(lease.leased_bytes for lease in own) == scope.leased_bytes)
 
 
-def _check_homes(state: EngineState, used: U32) -> None:
+def _check_homes(state: EngineState, used: Slots) -> None:
     table = state.slots
     listed = used[np.isin(table.state[used], (State.RESERVED, State.COMMITTING, State.LIVE))]
     homes = [home for home in state.names.homes if home is not None]
@@ -115,5 +115,5 @@ def _check_homes(state: EngineState, used: U32) -> None:
         len(used) == sum(int((table.home[used] == home.ident).sum()) for home in homes),
     )
     for slot in state.recency.parked:
-        evictable = table.state[slot] == State.LIVE and not table.guarded(np.array([slot], np.uint32))[0]
+        evictable = table.state[slot] == State.LIVE and not table.guarded(np.array([slot], np.intp))[0]
         _require("a parked object that nothing holds", not evictable)

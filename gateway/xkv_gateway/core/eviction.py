@@ -13,7 +13,7 @@ from .recency import NEVER
 from .records import DeleteCause
 
 if TYPE_CHECKING:
-    from .arrays import U32
+    from .arrays import Slots
     from .names import Home
     from .removal import Removal
     from .state import EngineState
@@ -126,7 +126,7 @@ class Eviction:
         if need.met:
             return
         state, recency = self._state, self._state.recency
-        victims: list[U32] = []
+        victims: list[Slots] = []
         while recency.heap and not need.met:
             bound, ident = heapq.heappop(recency.heap)
             home = state.names.homes[ident]
@@ -143,7 +143,7 @@ class Eviction:
             self._count(slots, cause)
             self._removal.doom(slots, cause)
 
-    def _oldest(self, home: Home, limit: int, need: Need) -> list[U32]:
+    def _oldest(self, home: Home, limit: int, need: Need) -> list[Slots]:
         """Take victims off the front of a home's order, as long as they are older than `limit`."""
         log, victims, look = home.uses, [], max(_LOOK, need.objects)
         while not need.met:
@@ -155,7 +155,7 @@ class Eviction:
                 assert log.front is not None
                 stamp, slot = heapq.heappop(log.front)
                 if int(self._state.recency.stamp_of[slot]) == stamp:
-                    victims.append(self._sift(home, np.array([slot], np.uint32), need)[0])
+                    victims.append(self._sift(home, np.array([slot], np.intp), need)[0])
                 continue
             slots, stamps = log.head(look, min(limit, front))
             look *= 2  # long rows of stale entries are passed in big steps, small needs read little
@@ -165,7 +165,7 @@ class Eviction:
             log.drop_head(len(slots) if looked_at == len(valid) else int(valid[looked_at - 1]) + 1)
         return victims
 
-    def _sift(self, home: Home, slots: U32, need: Need) -> tuple[U32, int]:
+    def _sift(self, home: Home, slots: Slots, need: Need) -> tuple[Slots, int]:
         """Choose victims among valid entries in order; park the guarded ones in between.
 
         Returns:
@@ -187,7 +187,7 @@ class Eviction:
         need.victims_max -= count
         return slots[places[:count]], looked_at
 
-    def _count(self, slots: U32, cause: DeleteCause) -> None:
+    def _count(self, slots: Slots, cause: DeleteCause) -> None:
         counters = self._state.counters
         size = int(self._state.slots.size_bytes[slots].sum(dtype=np.int64))
         if cause is DeleteCause.EVICTED_DEMAND:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from .arrays import U32, U64, Bools
+    from .arrays import U32, U64, Bools, Slots
 
 CELLS: Final = 8
 _FILL: Final = 4
@@ -44,18 +44,17 @@ class Index:
         """Slots that did not fit their bucket."""
         return sum(map(len, self._overflow.values()))
 
-    def find(self, low: U64, high: U64) -> tuple[U32, Bools]:
+    def find(self, low: U64, high: U64) -> tuple[Slots, Bools]:
         """Slot of each digest and whether it is held (where it is not, the slot means nothing)."""
         buckets, tags = self._place(low)
         rows = self._tags.take(buckets, axis=0)
         match = rows == tags[:, None]
         cell = match.argmax(axis=1)
         cell += buckets * CELLS
-        slots = self._flat_cells.take(cell)
-        at = slots.astype(np.intp)
+        slots = self._flat_cells.take(cell).astype(np.intp)
         held = self._flat_tags.take(cell) == tags
-        held &= self._low.take(at) == low
-        held &= self._high.take(at) == high
+        held &= self._low.take(slots) == low
+        held &= self._high.take(slots) == high
         if np.count_nonzero(held) != len(held):
             doubtful = match.any(axis=1)
             if self._overflow:
@@ -68,7 +67,7 @@ class Index:
                     held[i] = True
         return slots, held
 
-    def insert(self, slots: U32) -> None:
+    def insert(self, slots: Slots) -> None:
         """Add slots whose digests are in the slot arrays already; none may be held yet."""
         buckets, tags = self._place(self._low[slots])
         empty = self._tags[buckets] == _EMPTY
@@ -83,7 +82,7 @@ class Index:
             for i in np.flatnonzero(~won).tolist():
                 self._insert_one(int(buckets[i]), int(tags[i]), int(slots[i]))
 
-    def remove(self, slots: U32) -> None:
+    def remove(self, slots: Slots) -> None:
         """Take out slots that are held."""
         buckets, tags = self._place(self._low[slots])
         match = self._cells[buckets] == slots[:, None]

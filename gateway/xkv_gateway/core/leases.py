@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from .arrays import U32, U64, Bools
+    from .arrays import U32, U64, Bools, Slots
     from .names import Home
     from .types import LeaseId
 
@@ -36,7 +36,7 @@ class Lease:
     )
 
     def __init__(
-        self, ident: LeaseId, home: Home, slots: U32, generations: U32, leased_bytes: int, deadline_ns: int
+        self, ident: LeaseId, home: Home, slots: Slots, generations: U32, leased_bytes: int, deadline_ns: int
     ) -> None:
         self.ident = ident
         self.home = home
@@ -50,7 +50,7 @@ class Lease:
         self._low: U64 | None = None
         self._high: U64 | None = None
 
-    def covered(self, low: U64, high: U64, digest_low: U64, digest_high: U64) -> tuple[U32, Bools]:
+    def covered(self, low: U64, high: U64, digest_low: U64, digest_high: U64) -> tuple[Slots, Bools]:
         """Slot of each digest within the lease, and whether it is covered (where not, the slot means nothing)."""
         if self._order is None or self._low is None or self._high is None:
             # A lease holds its slots, so their digests stay what they are: sorted once, for all loads.

@@ -16,7 +16,7 @@ from .types import NO_LSN, LeaseId, LookupMode, LookupOutcome, ReadPlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .arrays import U32, Bools
+    from .arrays import Bools, Slots
     from .names import Home
     from .removal import Removal
     from .state import EngineState
@@ -34,7 +34,7 @@ class Reads:
         self._state = state
         self._removal = removal
         self._entropy = entropy
-        self._granted: tuple[LeaseId, Home, U32, int, int] | None = None
+        self._granted: tuple[LeaseId, Home, Slots, int, int] | None = None
 
     def lookup(self, request: Lookup, now_ns: int) -> LookupOutcome:
         """See `Engine.lookup`."""
@@ -163,7 +163,7 @@ class Reads:
         return now_ns
 
     def _grant(
-        self, home: Home, slots: U32, leased_bytes: int, deadline_ns: int, now_ns: int
+        self, home: Home, slots: Slots, leased_bytes: int, deadline_ns: int, now_ns: int
     ) -> LeaseId | None:
         if not self._may_lease(home, leased_bytes):
             self.expire(now_ns)
@@ -189,10 +189,10 @@ class Reads:
         self._removal.unguarded(state.slots.unlease(lease.slots))
         state.drop_references(lease.home, 1)
 
-    def _pinned(self, plans: Sequence[ReadPlan]) -> U32:
+    def _pinned(self, plans: Sequence[ReadPlan]) -> Slots:
         """Slots of plans that are pinned, or StalePlan with nothing changed (R7)."""
         table = self._state.slots
-        slots = np.array([plan.slot for plan in plans], np.uint32)
+        slots = np.array([plan.slot for plan in plans], np.intp)
         generations = np.array([plan.generation for plan in plans], np.uint32)
         enough = table.pins.take(slots).all()
         if enough and has_repetitions(slots):

@@ -20,7 +20,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from .arrays import U32, U64
+    from .arrays import U64, Slots
 
 CHUNK_MIN: Final = 8
 CHUNK_MAX: Final = 4096
@@ -35,13 +35,13 @@ NEVER: Final = 1 << 63
 class _Chunk:
     __slots__ = ("begin", "end", "slots", "stamps")
 
-    def __init__(self, slots: U32, stamps: U64, end: int) -> None:
+    def __init__(self, slots: Slots, stamps: U64, end: int) -> None:
         self.slots = slots
         self.stamps = stamps
         self.begin = 0
         self.end = end
 
-    def entries(self) -> tuple[U32, U64]:
+    def entries(self) -> tuple[Slots, U64]:
         return self.slots[self.begin : self.end], self.stamps[self.begin : self.end]
 
 
@@ -59,7 +59,7 @@ class UseLog:
         self.bound: int | None = None
         """What the heap over all homes knows: no valid entry is older. None: not in that heap."""
 
-    def append(self, slots: U32, stamps: U64, members: int, stamp_of: U64) -> None:
+    def append(self, slots: Slots, stamps: U64, members: int, stamp_of: U64) -> None:
         """Add entries; `members` is how many objects the home has, `stamp_of` the stamps by slot."""
         done = 0
         while done < len(slots):
@@ -88,19 +88,19 @@ class UseLog:
         """Stamp of the log's first entry, valid or not; NEVER: none."""
         return int(self.chunks[0].stamps[self.chunks[0].begin]) if self.chunks else NEVER
 
-    def head(self, count: int, limit: int) -> tuple[U32, U64]:
+    def head(self, count: int, limit: int) -> tuple[Slots, U64]:
         """Entries of the first chunk, at most `count`, older than `limit`."""
         slots, stamps = self.chunks[0].entries()
         end = int(np.searchsorted(stamps[:count], np.uint64(limit)))
         return slots[:end], stamps[:end]
 
-    def members(self, stamp_of: U64) -> Iterator[U32]:
+    def members(self, stamp_of: U64) -> Iterator[Slots]:
         """Valid entries, in parts; what is parked is not among them."""
         for chunk in self.chunks:
             slots, stamps = chunk.entries()
             yield slots[stamp_of[slots] == stamps]
         if self.front:
-            yield np.array(sorted({s for t, s in self.front if int(stamp_of[s]) == t}), np.uint32)
+            yield np.array(sorted({s for t, s in self.front if int(stamp_of[s]) == t}), np.intp)
 
     def _sweep(self, stamp_of: U64) -> None:
         """Rewrite some chunks without their stale entries, and join small ones."""
@@ -156,7 +156,7 @@ class Recency:
         """The youngest stamp that was given; 0: none."""
         return self._next_stamp - 1
 
-    def restore(self, log: UseLog, home: int, slots: U32, stamps: U64) -> None:
+    def restore(self, log: UseLog, home: int, slots: Slots, stamps: U64) -> None:
         """Begin a home's order with these, stamps ascending and unique."""
         self.stamp_of[slots] = stamps
         self._next_stamp = max(self._next_stamp, int(stamps[-1]) + 1)
@@ -166,7 +166,7 @@ class Recency:
             )
         self.list_home(log, home)
 
-    def touch(self, log: UseLog, home: int, slots: U32, members: int) -> U32:
+    def touch(self, log: UseLog, home: int, slots: Slots, members: int) -> Slots:
         """Make `slots` the youngest, the first of them last of all: the tail of a prompt goes before its head.
 
         Returns:
@@ -190,13 +190,13 @@ class Recency:
             self.list_home(log, home)
         return backwards
 
-    def forget(self, slots: U32) -> None:
+    def forget(self, slots: Slots) -> None:
         """Take slots out of the order."""
         self.stamp_of[slots] = 0
         if self.parked:
             self._unpark(slots)
 
-    def park(self, home: int, slots: U32) -> None:
+    def park(self, home: int, slots: Slots) -> None:
         """Keep slots out of the log until `return_parked`."""
         self.parked.update(dict.fromkeys(slots.tolist(), home))
 
@@ -210,10 +210,10 @@ class Recency:
         if log.bound is None or stamp < log.bound:
             self.list_home(log, home)
 
-    def members(self, log: UseLog, home: int) -> U32:
+    def members(self, log: UseLog, home: int) -> Slots:
         """All slots of a home that are in the order."""
         parked = [slot for slot, where in self.parked.items() if where == home]
-        parts = [*log.members(self.stamp_of), np.array(parked, np.uint32)]
+        parts = [*log.members(self.stamp_of), np.array(parked, np.intp)]
         return np.concatenate(parts)
 
     def list_home(self, log: UseLog, home: int) -> None:
@@ -233,6 +233,6 @@ class Recency:
             heapq.heapify(self.heap)
             self._stale_heap_entries = 0
 
-    def _unpark(self, slots: U32) -> None:
+    def _unpark(self, slots: Slots) -> None:
         for slot in slots.tolist():
             self.parked.pop(slot, None)

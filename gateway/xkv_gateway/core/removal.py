@@ -17,7 +17,7 @@ from .records import RECORD_OBJECTS_MAX, DeleteBatch, DeleteCause, FreedBatch
 from .types import NO_LSN
 
 if TYPE_CHECKING:
-    from .arrays import U32
+    from .arrays import Slots
     from .state import EngineState
     from .types import Lsn
 
@@ -27,7 +27,7 @@ class Removal:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._tombstones: deque[tuple[Lsn, U32]] = deque()
+        self._tombstones: deque[tuple[Lsn, Slots]] = deque()
         self._quarantine: list[tuple[int, int, int]] = []
         """Heap of (settles at, slot, generation)."""
         self._holds: dict[int, int] = {}
@@ -37,7 +37,7 @@ class Removal:
         """Units of doomed objects that wait for nothing but their tombstone."""
         self.pending_objects = 0
 
-    def doom(self, slots: U32, cause: DeleteCause) -> Lsn:
+    def doom(self, slots: Slots, cause: DeleteCause) -> Lsn:
         """Remove LIVE or COMMITTING objects (no repetitions): invisible from here on, recorded, freed later.
 
         Returns:
@@ -49,25 +49,26 @@ class Removal:
             table.move(part, Event.DOOM)
             self._unlist(part)
             generations = table.generation[part]
+            recorded = part.astype(np.uint32)
             self.last_tombstone_lsn = state.log.add(
-                DeleteBatch(state.log.next_lsn(), cause, part, generations)
+                DeleteBatch(state.log.next_lsn(), cause, recorded, generations)
             )
             self._tombstones.append((self.last_tombstone_lsn, part))
             self._count_pending(part[~table.guarded(part)], 1)
         return self.last_tombstone_lsn if len(slots) else NO_LSN
 
-    def doom_corrupt(self, slots: U32, hold_until_ns: int) -> Lsn:
+    def doom_corrupt(self, slots: Slots, hold_until_ns: int) -> Lsn:
         """Remove objects whose bytes are wrong, pinned by the load that found it; their units are not trusted for a while."""
         table = self._state.slots
         self._holds.update(dict.fromkeys(slots.tolist(), hold_until_ns))
         return self.doom(slots[table.state[slots] == State.LIVE], DeleteCause.CORRUPT)
 
-    def cancel(self, slots: U32) -> None:
+    def cancel(self, slots: Slots) -> None:
         """Take RESERVED objects from their writers, who will hear it when they commit; until then they may write."""
         self._state.slots.move(slots, Event.CANCEL)
         self._unlist(slots)
 
-    def abandon(self, slots: U32, settles_at_ns: int | None) -> None:
+    def abandon(self, slots: Slots, settles_at_ns: int | None) -> None:
         """The writers of RESERVED or cancelled objects gave up; None: no write of theirs can land any more."""
         table = self._state.slots
         reserved = table.state[slots] == State.RESERVED
@@ -84,7 +85,7 @@ class Removal:
             for slot in slots.tolist():
                 heapq.heappush(self._quarantine, (settles_at_ns, slot, int(table.generation[slot])))
 
-    def unguarded(self, slots: U32) -> None:
+    def unguarded(self, slots: Slots) -> None:
         """The last lease or pin of these slots ended, or they became LIVE."""
         if not len(slots):
             return
@@ -103,7 +104,7 @@ class Removal:
     def persisted(self, lsn: Lsn) -> None:
         """Tombstones up to `lsn` are durable."""
         table = self._state.slots
-        parts: list[U32] = []
+        parts: list[Slots] = []
         while self._tombstones and self._tombstones[0][0] <= lsn:
             parts.append(self._tombstones.popleft()[1])
         if not parts:
@@ -123,18 +124,18 @@ class Removal:
             assert table.generation[slot] == generation, "a quarantined slot was reused"
             settled.append(slot)
         if settled:
-            slots = np.array(settled, np.uint32)
+            slots = np.array(settled, np.intp)
             table.move(slots, Event.SETTLE)
             # Only corrupt objects have a past in the journal that must be closed.
             recorded = [slot for slot in settled if self._holds.pop(slot, None) is not None]
-            self._record_freed(np.array(recorded, np.uint32))
+            self._record_freed(np.array(recorded, np.intp))
             self._vanish(slots)
 
     def held_until(self) -> dict[int, int]:
         """Slots of corrupt objects, and until when (monotonic ns) their units stay out of use."""
         return self._holds
 
-    def restore(self, doomed: U32, holds: dict[int, int]) -> None:
+    def restore(self, doomed: Slots, holds: dict[int, int]) -> None:
         """Begin with objects whose tombstones are durable, and with what of them is held until its time, being corrupt."""
         table = self._state.slots
         table.tombstoned[doomed] = True
@@ -151,11 +152,11 @@ class Removal:
     def pending_totals(self) -> tuple[int, int]:
         """Units and objects that wait for their tombstone alone, counted from the entries, for audits."""
         table = self._state.slots
-        doomed = np.flatnonzero((table.state == State.DOOMED) & ~table.tombstoned).astype(np.uint32)
-        doomed = self._without_held(doomed[~table.guarded(doomed)])
-        return int(table.units(doomed).sum()), len(doomed)
+        doomed = np.flatnonzero((table.state == State.DOOMED) & ~table.tombstoned)
+        pending = self._without_held(doomed[~table.guarded(doomed)])
+        return int(table.units(pending).sum()), len(pending)
 
-    def _unlist(self, slots: U32) -> None:
+    def _unlist(self, slots: Slots) -> None:
         if len(slots):
             self._state.index.remove(slots)
             self._state.recency.forget(slots)
@@ -163,24 +164,24 @@ class Removal:
                 home.members -= count
                 assert home.members >= 0, "members of a home"
 
-    def _count_pending(self, slots: U32, sign: int) -> None:
+    def _count_pending(self, slots: Slots, sign: int) -> None:
         slots = self._without_held(slots)
         self.pending_au += sign * int(self._state.slots.units(slots).sum())
         self.pending_objects += sign * len(slots)
 
-    def _without_held(self, slots: U32) -> U32:
+    def _without_held(self, slots: Slots) -> Slots:
         if not self._holds:
             return slots
-        return np.array([slot for slot in slots.tolist() if slot not in self._holds], np.uint32)
+        return np.array([slot for slot in slots.tolist() if slot not in self._holds], np.intp)
 
-    def _free(self, slots: U32) -> None:
+    def _free(self, slots: Slots) -> None:
         """DOOMED, unguarded, tombstone durable: the units are free, or held if they were corrupt."""
         if not len(slots):
             return
         table = self._state.slots
         free = self._without_held(slots)
         if len(free) != len(slots):
-            held = np.array([slot for slot in slots.tolist() if slot in self._holds], np.uint32)
+            held = np.array([slot for slot in slots.tolist() if slot in self._holds], np.intp)
             table.move(held, Event.HOLD)
             for slot in held.tolist():
                 heapq.heappush(self._quarantine, (self._holds[slot], slot, int(table.generation[slot])))
@@ -189,14 +190,14 @@ class Removal:
             self._record_freed(free)
             self._vanish(free)
 
-    def _record_freed(self, slots: U32) -> None:
+    def _record_freed(self, slots: Slots) -> None:
         table, log = self._state.slots, self._state.log
         for begin in range(0, len(slots), RECORD_OBJECTS_MAX):
             part = slots[begin : begin + RECORD_OBJECTS_MAX]
             generations = table.generation[part]
-            log.add(FreedBatch(log.next_lsn(), part, generations))
+            log.add(FreedBatch(log.next_lsn(), part.astype(np.uint32), generations))
 
-    def _vanish(self, slots: U32) -> None:
+    def _vanish(self, slots: Slots) -> None:
         """ABSENT now: give back extents, slots and references."""
         state, table = self._state, self._state.slots
         starts = table.start_au[slots].astype(np.int64)

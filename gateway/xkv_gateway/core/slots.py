@@ -13,13 +13,13 @@ import numpy as np
 from .lifecycle import Event, State, next_states
 
 if TYPE_CHECKING:
-    from .arrays import I64, U8, U16, U32, U64, Bools
+    from .arrays import I64, U8, U16, U32, U64, Bools, Slots
     from .types import Extent
 
 SLOTS_MAX: Final = 2**32 - 1
 
 
-def has_repetitions(slots: U32) -> bool:
+def has_repetitions(slots: Slots) -> bool:
     """Whether a slot occurs more than once."""
     if len(slots) < 2:
         return False
@@ -70,7 +70,7 @@ class SlotTable:
         """Slots from this one on were never taken."""
         return self._fresh
 
-    def restore(self, slots: U32, states: U8, units: I64) -> None:
+    def restore(self, slots: Slots, states: U8, units: I64) -> None:
         """Begin with these slots (ascending, no repetitions) in these states, all others ABSENT."""
         assert not self._fresh, "a table is restored before it is used"
         self.state[slots] = states
@@ -87,7 +87,7 @@ class SlotTable:
         self._freed[: len(absent)] = absent[::-1]
         self._freed_count = len(absent)
 
-    def units(self, slots: U32) -> I64:
+    def units(self, slots: Slots) -> I64:
         """Units that each object occupies."""
         return self.units_of_bytes(self.size_bytes.take(slots).astype(np.int64))
 
@@ -95,19 +95,19 @@ class SlotTable:
         """Units that payloads of these sizes occupy."""
         return -(-sizes_bytes // self.au_bytes)
 
-    def take(self, count: int) -> U32:
+    def take(self, count: int) -> Slots:
         """Slots that are ABSENT; the caller made sure that there are `count`."""
         recycled = min(count, self._freed_count)
-        slots: U32 = np.empty(count, np.uint32)
+        slots = np.empty(count, np.intp)
         slots[:recycled] = self._freed[self._freed_count - recycled : self._freed_count]
         self._freed_count -= recycled
         fresh = count - recycled
         assert self._fresh + fresh <= self.max_objects, "more slots taken than there are"
-        slots[recycled:] = np.arange(self._fresh, self._fresh + fresh, dtype=np.uint32)
+        slots[recycled:] = np.arange(self._fresh, self._fresh + fresh)
         self._fresh += fresh
         return slots
 
-    def give_back(self, slots: U32) -> None:
+    def give_back(self, slots: Slots) -> None:
         """Slots that became ABSENT: whatever names them by their generation means nothing from here on."""
         self.generation[slots] += 1
         self.tombstoned[slots] = False
@@ -115,7 +115,7 @@ class SlotTable:
         self._freed[self._freed_count : self._freed_count + len(slots)] = slots
         self._freed_count += len(slots)
 
-    def move(self, slots: U32, event: Event) -> None:
+    def move(self, slots: Slots, event: Event) -> None:
         """Apply one event to slots without repetitions: the only place where states and their totals change."""
         if not len(slots):
             return
@@ -138,12 +138,12 @@ class SlotTable:
 
     # --- guards: what keeps an object's units where they are ----------------------------------------------
 
-    def guarded(self, slots: U32) -> Bools:
+    def guarded(self, slots: Slots) -> Bools:
         """Which slots have a lease or a pin."""
         guarded: Bools = (self.leases.take(slots) != 0) | (self.pins.take(slots) != 0)
         return guarded
 
-    def lease(self, slots: U32) -> None:
+    def lease(self, slots: Slots) -> None:
         """Count a lease on each of the slots (LIVE, no repetitions)."""
         before = self.leases.take(slots)
         first = before == 0
@@ -155,7 +155,7 @@ class SlotTable:
         before += 1
         self.leases[slots] = before
 
-    def unlease(self, slots: U32) -> U32:
+    def unlease(self, slots: Slots) -> Slots:
         """Take a lease off each of the slots (no repetitions).
 
         Returns:
@@ -165,7 +165,7 @@ class SlotTable:
         assert left.all(), "a lease ended twice"
         left -= 1
         self.leases[slots] = left
-        last: U32 = slots[left == 0] if left.any() else slots
+        last: Slots = slots[left == 0] if left.any() else slots
         if len(last):
             units = self.units(last)
             self.leased_au -= int(units.sum())
@@ -175,7 +175,7 @@ class SlotTable:
             self._count_guarded(units, self.state.take(last) == State.LIVE, -1)
         return last
 
-    def pin(self, slots: U32) -> None:
+    def pin(self, slots: Slots) -> None:
         """Pin slots for an I/O; a slot that occurs twice gets two pins."""
         repeated = has_repetitions(slots)
         guarded = self.guarded(slots)
@@ -189,7 +189,7 @@ class SlotTable:
         else:
             self.pins[slots] += 1
 
-    def unpin(self, slots: U32) -> U32:
+    def unpin(self, slots: Slots) -> Slots:
         """Take the pins off again.
 
         Returns:

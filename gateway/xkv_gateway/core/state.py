@@ -21,7 +21,7 @@ from .types import Extent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .arrays import U32
+    from .arrays import Slots
     from .names import Home
     from .recency import UseLog
     from .types import EngineLimits
@@ -53,7 +53,7 @@ class EngineState:
         self.log = RecordLog()
         self.counters = Counters()
 
-    def homes_of(self, slots: U32) -> Iterator[tuple[Home, int]]:
+    def homes_of(self, slots: Slots) -> Iterator[tuple[Home, int]]:
         """The homes of some slots, each with how many of the slots are its."""
         idents = self.slots.home[slots]
         if len(idents) and (idents == idents[0]).all():
@@ -69,7 +69,7 @@ class EngineState:
         if not home.references:
             self.recency.drop_home(home.uses, self._living_logs)
 
-    def extents_of(self, slots: U32) -> list[tuple[Extent, ...]]:
+    def extents_of(self, slots: Slots) -> list[tuple[Extent, ...]]:
         """The extents of each slot; none where the object is empty."""
         table = self.slots
         starts, counts = table.start_au[slots].tolist(), table.count_au[slots].tolist()

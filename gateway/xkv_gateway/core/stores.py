@@ -17,7 +17,7 @@ from .types import NO_LSN, CommitOutcome, Extent, Lsn, StoreOutcome, StoreStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .arrays import I64, U32, U64
+    from .arrays import I64, U64, Slots
     from .eviction import Eviction
     from .removal import Removal
     from .state import EngineState
@@ -33,7 +33,7 @@ class Stores:
         self._state = state
         self._removal = removal
         self._eviction = eviction
-        self._puts: deque[tuple[Lsn, U32]] = deque()
+        self._puts: deque[tuple[Lsn, Slots]] = deque()
 
     def begin(self, request: BeginStore) -> StoreOutcome:
         """See `Engine.begin_store`."""
@@ -97,7 +97,7 @@ class Stores:
     def persisted(self, lsn: Lsn) -> None:
         """Puts up to `lsn` are durable: what was not removed meanwhile is LIVE."""
         table = self._state.slots
-        parts: list[U32] = []
+        parts: list[Slots] = []
         while self._puts and self._puts[0][0] <= lsn:
             parts.append(self._puts.popleft()[1])
         if parts:
@@ -106,17 +106,19 @@ class Stores:
             table.move(slots, Event.PERSIST)
             self._removal.unguarded(slots)
 
-    def _current(self, plans: Sequence[WritePlan]) -> tuple[U32, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    def _current(
+        self, plans: Sequence[WritePlan]
+    ) -> tuple[Slots, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
         """Slots of plans, and which plans have neither been committed nor aborted before (R7)."""
         table = self._state.slots
-        slots = np.array([plan.slot for plan in plans], np.uint32)
+        slots = np.array([plan.slot for plan in plans], np.intp)
         if has_repetitions(slots):
             msg = "the same plan twice in one call"
             raise StalePlan(msg)
         generations = np.array([plan.generation for plan in plans], np.uint32)
         return slots, (table.generation[slots] == generations) & table.has_writer[slots]
 
-    def _note_held(self, slots: U32, where: list[int], entries: Entries) -> None:
+    def _note_held(self, slots: Slots, where: list[int], entries: Entries) -> None:
         table, counters = self._state.slots, self._state.counters
         for i in where:
             if table.state[slots[i]] == State.LIVE:
@@ -198,7 +200,7 @@ class Stores:
         for i, plan in zip(places.tolist(), plans, strict=True):
             entries[i] = plan
 
-    def _record(self, slots: U32) -> Lsn:
+    def _record(self, slots: Slots) -> Lsn:
         log, lsn = self._state.log, NO_LSN
         for home, _ in self._state.homes_of(slots):
             space, scope = home.namespace, home.scope
@@ -214,7 +216,7 @@ class Stores:
             self._puts.append((lsn, part))
         return lsn
 
-    def _put(self, lsn: Lsn, slots: U32) -> PutBatch:
+    def _put(self, lsn: Lsn, slots: Slots) -> PutBatch:
         table, names = self._state.slots, self._state.names
         homes, of_slot = np.unique(table.home[slots], return_inverse=True)
         owners = [names.home(ident) for ident in homes.tolist()]
@@ -230,7 +232,7 @@ class Stores:
             starts, counts = starts[counts > 0], counts[counts > 0]
         return PutBatch(
             lsn=lsn,
-            slots=slots,
+            slots=slots.astype(np.uint32),
             generations=table.generation[slots],
             digests_low=table.digest_low[slots],
             digests_high=table.digest_high[slots],
