@@ -163,8 +163,6 @@ def _recover(card: Layout, count: int, pieces: list[memoryview], ring: bytes) ->
         lease_ttl_max_ns=60_000_000_000,
         leases_per_scope_max=1024,
         leased_bytes_per_scope_max=1 << 40,
-        eviction_high_watermark=0.95,
-        eviction_low_watermark=0.9,
     )
     begin = time.perf_counter()
     restored = Restored(limits, 0)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.harness import BenchError, at_most
 from xkv_gateway.core.engine import Engine
+from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import (
     BeginLoad,
     BeginStore,
@@ -106,8 +107,7 @@ def _limits(size: int) -> EngineLimits:
         lease_ttl_max_ns=60 * 10**9,
         leases_per_scope_max=4096,
         leased_bytes_per_scope_max=1 << 50,
-        eviction_high_watermark=1.0,
-        eviction_low_watermark=1.0,
+        eviction=EvictionRules(trigger_watermark=2.0),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from xkv_gateway.core.engine import Engine
+from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import (
     BeginLoad,
     BeginStore,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 SECOND_NS = 1_000_000_000
 SECRET = bytes(range(32))
+NEVER = 2.0
+"""No card is ever as full as that: nothing is evicted in the background."""
 
 LIMITS = EngineLimits(
     capacity_au=28,
@@ -36,8 +39,7 @@ LIMITS = EngineLimits(
     lease_ttl_max_ns=60 * SECOND_NS,
     leases_per_scope_max=1000,
     leased_bytes_per_scope_max=1 << 40,
-    eviction_high_watermark=1.0,
-    eviction_low_watermark=1.0,
+    eviction=EvictionRules(trigger_watermark=NEVER),
 )
 
 
@@ -55,8 +57,8 @@ class Counter:
 class World:
     """An engine and what a shell would remember. Every step audits."""
 
-    def __init__(self, **limits: float) -> None:
-        self.limits = replace(LIMITS, **limits)  # type: ignore[arg-type]
+    def __init__(self, rules: EvictionRules | None = None, **limits: float) -> None:
+        self.limits = replace(LIMITS, eviction=rules or LIMITS.eviction, **limits)  # type: ignore[arg-type]
         self.engine = Engine(self.limits, digest_secret=SECRET, entropy=Counter())
         self.now_ns = SECOND_NS
         self.records: list[Record] = []

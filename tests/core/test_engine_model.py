@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from xkv_gateway.core.errors import UnknownLease
+from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import LeaseId, ReadPlan, StoreStatus, WritePlan
 
 from .helpers import SECOND_NS, World
@@ -60,7 +61,7 @@ class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(
-            capacity_au=12, max_objects=16, eviction_high_watermark=0.8, eviction_low_watermark=0.6
+            capacity_au=12, max_objects=16, rules=EvictionRules(trigger_watermark=0.8, eviction_ratio=0.25)
         )
         self.model = Model()
         self.lsn_deletes = 0

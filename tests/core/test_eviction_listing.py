@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from xkv_gateway.core.engine import Engine
+from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import BeginStore, EngineLimits, Lookup, LookupMode, WritePlan
 
 UNIT = 4096
@@ -21,8 +22,7 @@ def _engine(capacity_au: int) -> Engine:
         lease_ttl_max_ns=10_000_000_000,
         leases_per_scope_max=8,
         leased_bytes_per_scope_max=1 << 30,
-        eviction_high_watermark=1.0,
-        eviction_low_watermark=1.0,
+        eviction=EvictionRules(trigger_watermark=2.0),
     )
     return Engine(limits, digest_secret=bytes(32), entropy=lambda n: next(numbers).to_bytes(n, "big"))
 

@@ -32,8 +32,6 @@ LIMITS = EngineLimits(
     lease_ttl_max_ns=60_000_000_000,
     leases_per_scope_max=100,
     leased_bytes_per_scope_max=1 << 40,
-    eviction_high_watermark=0.95,
-    eviction_low_watermark=0.9,
 )
 SECRET = bytes(range(32))
 HOMES = [("a", b""), ("a", b"s"), ("b", b"s"), ("", b"")]

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from xkv_gateway.core.records import DeleteBatch, DeleteCause
+from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import StoreStatus, WritePlan
 
 from .helpers import SECOND_NS, World, keys
@@ -71,7 +72,7 @@ def test_the_object_limit_makes_room_like_the_capacity_does() -> None:
 
 
 def test_the_watermark_counts_bytes_and_overshoots_by_less_than_one_object() -> None:
-    world = World(capacity_au=1100, max_objects=2000, eviction_high_watermark=0.8, eviction_low_watermark=0.7)
+    world = World(capacity_au=1100, max_objects=2000, rules=EvictionRules(trigger_watermark=0.8, eviction_ratio=0.13))
     world.store([b"huge"], 800 * 1024)
     for i in range(0, 79, 5):
         world.store(keys(5, f"s{i}"))
@@ -84,7 +85,7 @@ def test_the_watermark_counts_bytes_and_overshoots_by_less_than_one_object() -> 
     assert world.engine.counters.evicted_watermark == 1
     assert world.engine.counters.eviction_passes == 1
     assert world.engine.next_deadline() is None
-    small = World(capacity_au=100, max_objects=200, eviction_high_watermark=0.8, eviction_low_watermark=0.7)
+    small = World(capacity_au=100, max_objects=200, rules=EvictionRules(trigger_watermark=0.8, eviction_ratio=0.13))
     for name in keys(81):
         small.store([name])
     small.wait(0)
@@ -92,7 +93,7 @@ def test_the_watermark_counts_bytes_and_overshoots_by_less_than_one_object() -> 
 
 
 def test_one_unevictable_oldest_object_neither_blocks_nor_spins_eviction() -> None:
-    world = World(capacity_au=8, eviction_high_watermark=0.9, eviction_low_watermark=0.5)
+    world = World(capacity_au=8, rules=EvictionRules(trigger_watermark=0.9, eviction_ratio=0.44))
     names = keys(8)
     for name in names:
         world.store([name])
@@ -110,7 +111,7 @@ def test_one_unevictable_oldest_object_neither_blocks_nor_spins_eviction() -> No
 
 
 def test_when_all_is_leased_there_is_no_space_now_and_nothing_to_do_until_a_lease_ends() -> None:
-    world = World(capacity_au=4, eviction_high_watermark=0.5, eviction_low_watermark=0.5)
+    world = World(capacity_au=4, rules=EvictionRules(trigger_watermark=0.5, eviction_ratio=0.1))
     world.store(keys(4))
     world.lease(keys(4), 9 * SECOND_NS)
     assert world.begin(K) == [StoreStatus.NO_SPACE]
@@ -199,7 +200,7 @@ def test_many_writers_of_one_key_leave_exactly_one_value_and_its_usage() -> None
 
 def test_many_hands_in_random_order_never_break_an_invariant() -> None:
     dice = random.Random(7)
-    world = World(capacity_au=64, max_objects=64, eviction_high_watermark=0.9, eviction_low_watermark=0.7)
+    world = World(capacity_au=64, max_objects=64, rules=EvictionRules(trigger_watermark=0.9, eviction_ratio=0.22))
     writes: list[WritePlan] = []
     for _ in range(1500):
         scope = dice.choice([b"", b"a", b"b"])

@@ -7,6 +7,7 @@ import pytest
 
 from xkv_gateway.core.errors import BrokenInvariant, StalePlan
 from xkv_gateway.core.records import DeleteBatch, DeleteCause, FreedBatch, PutBatch
+from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import StoreStatus, WritePlan
 
 from .helpers import SECOND_NS, World, keys
@@ -162,7 +163,7 @@ def test_r7_a_plan_that_was_ended_means_nothing_for_the_next_object_in_its_slot(
 
 @pytest.mark.parametrize("bulk", ["evict", "watermark", "wipe", "batch delete"])
 def test_r8_bulk_paths_respect_the_guards_of_single_ones(bulk: str) -> None:
-    world = World(capacity_au=8, eviction_high_watermark=0.9, eviction_low_watermark=0.3)
+    world = World(capacity_au=8, rules=EvictionRules(trigger_watermark=0.9, eviction_ratio=0.67))
     names = keys(8)
     world.store(names)
     world.lease(names[:2], 30 * SECOND_NS)

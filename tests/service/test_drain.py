@@ -12,6 +12,7 @@ from tests.sim.faults import Faults
 from tests.sim.gateway import RESERVED_BYTES, Gateway, Parts, Settings
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Medium
+from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import EngineLimits
 from xkv_rpc import messages as m
 from xkv_rpc.errors import ErrorCode, RpcError
@@ -28,8 +29,7 @@ LIMITS = EngineLimits(
     lease_ttl_max_ns=10_000_000_000,
     leases_per_scope_max=8,
     leased_bytes_per_scope_max=1 << 30,
-    eviction_high_watermark=1.0,
-    eviction_low_watermark=1.0,
+    eviction=EvictionRules(trigger_watermark=1.0),
 )
 SETTINGS = Settings(LIMITS, Faults(), 100_000, store_wait_ns=10_000_000, inline_loads_bytes_max=1 << 20)
 

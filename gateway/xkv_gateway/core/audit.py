@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .accounts import CHARGED, HELD
 from .allocator import units_of_runs
 from .errors import BrokenInvariant
 from .lifecycle import State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .arrays import Slots
     from .removal import Removal
     from .state import EngineState
@@ -28,10 +31,13 @@ def audit(state: EngineState, removal: Removal) -> None:
     _check_index(state, used)
     _check_guards(state, used)
     _check_homes(state, used)
+    _check_scopes(state, used)
     _require(
         "units that wait for a tombstone",
         removal.pending_totals() == (removal.pending_au, removal.pending_objects),
     )
+    by_scope = sum(scope.pending_au for scope in state.names.scopes.values())
+    _require("units of scopes that wait for a tombstone", by_scope == removal.pending_au)
 
 
 def _require(what: str, holds: object) -> None:
@@ -88,32 +94,78 @@ def _check_guards(state: EngineState, used: Slots) -> None:
     guarded = used[table.guarded(used) & (table.state[used] == State.LIVE)]
     _require("guarded units", table.guarded_live_au == int(table.units(guarded).sum()))
     _require("guarded objects", table.guarded_live_objects == len(guarded))
+    _check_leases_of_scopes(state)
+
+
+def _check_leases_of_scopes(state: EngineState) -> None:
+    own: dict[int, list[int]] = {}
+    for home in state.names.homes:
+        for lease in () if home is None else (home.leases or {}).values():
+            assert home is not None
+            own.setdefault(home.scope.ident, []).append(lease.leased_bytes)
     for scope in state.names.scopes.values():
-        own = [lease for home in scope.homes.values() for lease in (home.leases or {}).values()]
-        _require("leases of a scope", len(own) == scope.leases)
-        _require("leased bytes of a scope", sum(lease.leased_bytes for lease in own) == scope.leased_bytes)
+        _require("leases of a scope", len(own.get(scope.ident, ())) == scope.leases)
+        _require("leased bytes of a scope", sum(own.get(scope.ident, ())) == scope.leased_bytes)
 
 
 def _check_homes(state: EngineState, used: Slots) -> None:
     table = state.slots
-    listed = used[np.isin(table.state[used], (State.RESERVED, State.COMMITTING, State.LIVE))]
     homes = [home for home in state.names.homes if home is not None]
     for home in homes:
-        own = np.sort(listed[table.home[listed] == home.ident])
-        members = np.sort(state.recency.members(home.uses, home.ident))
-        _require("members of a home", home.members == len(own))
-        _require("the order of use of a home", np.array_equal(members, own))
-        references = int((table.home[used] == home.ident).sum()) + len(home.leases or {})
-        _require("references to a home", home.references == references)
+        own = used[table.home[used] == home.ident]
+        _require("references to a home", home.references == len(own) + len(home.leases or {}))
         _require("a home without references", home.references > 0)
-        bound, first = home.uses.bound, home.uses.first_stamp()
-        _require(
-            "a home that eviction does not know", first is None or (bound is not None and bound <= first)
-        )
+        _require("live objects of a home", home.live_objects == (table.state[own] == State.LIVE).sum())
+        _require("units charged to a home", home.charged_au == _units_in(state, own, CHARGED))
+        same = state.names.find(home.namespace.name, home.scope.name)
+        _require("a home that nobody finds", home.condemned or same is home)
+        listed = np.isin(table.state[own], tuple(HELD)).any()
+        _require("a wipe that nobody goes on with", not (home.condemned and listed) or state.wiping)
     _require(
         "objects without a home",
         len(used) == sum(int((table.home[used] == home.ident).sum()) for home in homes),
     )
+    for space in state.names.namespaces.values():
+        own_homes = [home for home in homes if home.namespace is space]
+        _require("homes of a namespace", space.refs == len(own_homes) > 0)
+        _require("live objects of a namespace", space.live_objects == sum(h.live_objects for h in own_homes))
+        _require("units charged to a namespace", space.charged_au == sum(h.charged_au for h in own_homes))
+
+
+def _units_in(state: EngineState, slots: Slots, states: Iterable[State]) -> int:
+    table = state.slots
+    return int(table.units(slots[np.isin(table.state[slots], tuple(states))]).sum())
+
+
+def _check_scopes(state: EngineState, used: Slots) -> None:
+    table = state.slots
+    homes = [home for home in state.names.homes if home is not None]
+    for scope in state.names.scopes.values():
+        idents = [home.ident for home in homes if home.scope is scope]
+        _require("homes of a scope", scope.refs == len(idents) > 0)
+        own = used[np.isin(table.home[used], idents)]
+        listed = np.sort(own[np.isin(table.state[own], tuple(HELD))])
+        live = own[table.state[own] == State.LIVE]
+        guarded = live[table.guarded(live)]
+        _require("usage of a scope", scope.charged_au == _units_in(state, own, CHARGED))
+        _require("units held by a scope", scope.held_au == _units_in(state, own, HELD))
+        _require("live units of a scope", scope.live_au == int(table.units(live).sum()))
+        _require("live objects of a scope", scope.live_objects == len(live))
+        _require("guarded units of a scope", scope.guarded_live_au == int(table.units(guarded).sum()))
+        _require("guarded objects of a scope", scope.guarded_live_objects == len(guarded))
+        _require("members of a scope", scope.members == len(listed))
+        _require("the limit of a scope", scope.limit_au == state.quotas.limit_au_of(scope.name))
+        members = np.sort(state.recency.members(scope.uses, scope.ident))
+        _require("the order of use of a scope", np.array_equal(members, listed))
+        bound, first = scope.uses.bound, scope.uses.first_stamp()
+        _require(
+            "a scope that eviction does not know", first is None or (bound is not None and bound <= first)
+        )
+    _check_parked(state)
+
+
+def _check_parked(state: EngineState) -> None:
+    table = state.slots
     for slot in state.recency.parked:
         evictable = table.state[slot] == State.LIVE and not table.guarded(np.array([slot], np.intp))[0]
         _require("a parked object that nothing holds", not evictable)

@@ -25,9 +25,16 @@ class Counters:
     evicted_watermark_bytes: int = 0
     evicted_demand: int = 0
     evicted_demand_bytes: int = 0
+    evicted_quota: int = 0
+    evicted_quota_bytes: int = 0
     eviction_passes: int = 0
+    """Background passes over the whole card that have begun."""
+    eviction_cycles: int = 0
+    over_quota: int = 0
     deleted: int = 0
     wiped: int = 0
+    erased: int = 0
+    """Wiped objects whose units were erased."""
     corrupt: int = 0
     leases_granted: int = 0
     leases_renewed: int = 0

@@ -14,13 +14,15 @@ import numpy as np
 from .audit import audit
 from .eviction import Eviction
 from .image import EngineImage
+from .inspection import Inspection
 from .lifecycle import State
 from .reads import Reads
-from .records import DeleteCause, Record, WipeRecord
+from .records import DeleteCause, Record
 from .removal import Removal
 from .state import EngineState
 from .stores import Stores
 from .types import DeleteOutcome, Usage, WipeOutcome
+from .wiping import Wiping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,10 +65,16 @@ class Engine:
     ) -> None:
         self._state = EngineState(limits, digest_secret, restored.table if restored is not None else None)
         self._removal = Removal(self._state)
+        self.quotas = self._state.quotas
+        """Registered tenants."""
+        self.wiping = Wiping(self._state, self._removal)
+        """Wipes under way."""
+        self.inspection = Inspection(self._state)
+        """Who holds what, for operators."""
         if restored is not None:
-            restored.fill(self._state, self._removal)
+            restored.fill(self._state, self._removal, self.wiping)
         self._eviction = Eviction(self._state, self._removal)
-        self._stores = Stores(self._state, self._removal, self._eviction)
+        self._stores = Stores(self._state, self._removal, self._eviction, self.wiping)
         self._reads = Reads(self._state, self._removal, entropy)
         self._now_ns = 0
 
@@ -84,7 +92,7 @@ class Engine:
     def image(self) -> EngineImage:
         """What a checkpoint is made of."""
         self._reads.settle(self._now_ns)
-        return EngineImage(self._state, self._removal)
+        return EngineImage(self._state, self._removal, self.wiping)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -176,6 +184,8 @@ class Engine:
         state, table = self._state, self._state.slots
         low, high = state.digester.digest(request.namespace, request.scope, request.keys)
         slots, held = state.index.find(low, high)
+        if state.wiping:
+            held &= state.visible(slots, request.namespace, request.scope)
         slots = np.unique(slots[held])
         reserved = table.state[slots] == State.RESERVED
         doomed = slots[~reserved]
@@ -186,27 +196,14 @@ class Engine:
         # Also a key that someone else deleted a moment ago is gone for good only with that record.
         return DeleteOutcome(len(doomed), state.log.unless_durable(self._removal.last_tombstone_lsn))
 
-    def wipe(self, namespace: str, scope: bytes | None, now_ns: int) -> WipeOutcome:
-        """Forget all of a namespace, or of one scope in it; leased loads of it are misses from here on."""
+    def wipe(self, namespace: str, scope: bytes | None, now_ns: int, *, erase: bool = False) -> WipeOutcome:
+        """Forget all of a namespace, or of one scope in it: invisible from here on, also for loads with a lease.
+
+        The tables follow in this call and in the next ticks. With `erase` the units are handed out by `wiping.take_erasable`
+        before they are free; without, they are free as deleted ones are.
+        """
         self._now_ns = self._reads.settle(now_ns)
-        state, table = self._state, self._state.slots
-        objects = wiped_bytes = 0
-        homes = state.names.find_all(namespace, scope)
-        if homes:
-            state.log.add(WipeRecord(state.log.next_lsn(), namespace, scope))
-        for home in homes:
-            for lease in (home.leases or {}).values():
-                lease.wiped = True
-            members = state.recency.members(home.uses, home.ident)
-            reserved = table.state[members] == State.RESERVED
-            doomed = members[~reserved]
-            wiped_bytes += int(table.size_bytes[doomed].sum(dtype=np.int64))
-            objects += len(doomed)
-            self._removal.doom(doomed, DeleteCause.WIPED)
-            self._removal.cancel(members[reserved])
-        state.counters.wiped += objects
-        last = state.log.last_lsn if homes else self._removal.last_tombstone_lsn
-        return WipeOutcome(objects, wiped_bytes, state.log.unless_durable(last))
+        return self.wiping.wipe(namespace, scope, erase=erase)
 
     # --- durability and time ------------------------------------------------------------------------------
 
@@ -223,18 +220,23 @@ class Engine:
         self._removal.persisted(lsn)
 
     def tick(self, now_ns: int) -> None:
-        """Expire leases, end quarantines, evict in the background: a bounded amount of each."""
+        """Expire leases, end quarantines, go on with wipes, evict in the background: a bounded amount of each."""
         self._now_ns = self._reads.settle(now_ns)
         self._reads.expire(now_ns)
         self._removal.settle(now_ns)
-        self._eviction.run()
+        self.wiping.step()
+        self._eviction.run(now_ns)
 
     def next_deadline(self) -> int | None:
         """When `tick` wants to be called next (monotonic ns; a time that has passed: at once), or None: not at all."""
         self._reads.settle(self._now_ns)
-        if self._eviction.wanted():
+        if self.wiping.under_way:
             return self._now_ns
-        times = (self._state.leases.next_deadline(), self._removal.next_deadline())
+        times = (
+            self._state.leases.next_deadline(),
+            self._removal.next_deadline(),
+            self._eviction.next_at_ns(self._now_ns),
+        )
         return min((each for each in times if each is not None), default=None)
 
     # --- inspection ---------------------------------------------------------------------------------------

@@ -1,109 +1,169 @@
-"""Which objects go to make room: the least recently used of all homes that are LIVE without a guard."""
+"""Which objects go to make room, and when: on demand, in a cycle over the whole card, in a cycle for a quota.
+
+A victim is LIVE without a guard; which one comes first is the policy's matter. Between two cycles nothing is evicted but what a store
+has asked for. All work is bounded: what a call does not finish, the next one goes on with.
+"""
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass
+import math
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from .fairness import FairOrder
 from .lifecycle import State
-from .recency import NEVER
+from .order import Need, Order
 from .records import DeleteCause
+from .tenancy import Enforcement, EvictionPolicy
 
 if TYPE_CHECKING:
     from .arrays import Slots
-    from .names import Home
+    from .names import Scope
     from .removal import Removal
     from .state import EngineState
 
-VICTIMS_PER_TICK: Final = 4096
-VICTIMS_PER_STORE: Final = 65536
+VICTIMS_PER_TICK: Final = 2048
+VICTIMS_PER_STORE: Final = 4096
 """Bounds the time that one call takes; a store that needs more asks again."""
-_LOOK: Final = 256
-"""Entries looked at together, beyond the number that is needed for certain."""
-
-
-@dataclass(slots=True)
-class Need:
-    """What is still missing."""
-
-    units: int
-    objects: int
-    victims_max: int
-
-    @property
-    def met(self) -> bool:
-        """Whether to stop."""
-        return (self.units <= 0 and self.objects <= 0) or self.victims_max <= 0
+TURNS_PER_CALL: Final = 512
+"""Scopes that give, one after the other, in one call."""
+PORTIONS_PER_CALL: Final = 64
+PORTION: Final = 256
+"""The fullest scope gives in portions of 1/256 of the card; then it is looked again which one is the fullest."""
+SCOPES_PER_TICK: Final = 2048
+"""Scopes judged in one call of a cycle."""
 
 
 class Eviction:
-    """On demand, and in the background from the high watermark down to the low one."""
+    """Makes room."""
 
     def __init__(self, state: EngineState, removal: Removal) -> None:
         self._state = state
         self._removal = removal
+        self._rules = state.limits.eviction
+        self._order = Order(state)
+        self._fair = FairOrder(state.names, state.limits.capacity_au)
         self._promised_au = 0
         self._promised_objects = 0
-        self._passing = False
+        self._cycle_at_ns = 0
+        """When the next cycle may begin."""
+        self._pass: Need | None = None
+        """What the cycle over the whole card has yet to evict."""
+        self._suspects: dict[Scope, None] = {}
+        """Scopes that may have reached what their quota allows."""
+        self._to_judge: deque[Scope] = deque()
+        self._trims: deque[tuple[Scope, Need]] = deque()
+        isolated = self._rules.policy is EvictionPolicy.ISOLATED_LRU
+        self._isolated = isolated
+        self._soft = self._rules.enforcement is Enforcement.SOFT
+        self._able = self._rules.policy is not EvictionPolicy.NOOP
+        if self._able and (isolated or self._soft):
+            state.accounts.watch = self._watch
+            for scope in state.names.scopes.values():
+                self._watch(scope)
 
     # --- on demand ----------------------------------------------------------------------------------------
 
     def reclaimable(self) -> tuple[int, int]:
-        """Units and objects that are LIVE and unguarded."""
+        """Units and objects that may be evicted now."""
+        if not self._able:
+            return 0, 0
         table = self._state.slots
         return (
             int(table.units_in[State.LIVE]) - table.guarded_live_au,
             int(table.objects_in[State.LIVE]) - table.guarded_live_objects,
         )
 
-    def make_room(self, short_au: int, short_objects: int) -> None:
+    def make_room(self, scope: Scope | None, need_au: int, short_au: int, short_objects: int) -> None:
         """Evict what is needed beyond free space and beyond doomed space that no other store waits for.
 
         Stores that wait are not known here; what was promised to them is taken off as tombstones complete, so
         waiting stores do not count on the same space, and a store that went away leaves free space, no debt.
+
+        Args:
+            scope: who asks, if it holds anything.
+            need_au: all that it asks for.
+            short_au: what is missing of that.
+            short_objects: objects that are missing.
         """
         removal = self._removal
         self._promised_au = min(self._promised_au, removal.pending_au)
         self._promised_objects = min(self._promised_objects, removal.pending_objects)
-        self.evict(
-            Need(
-                short_au - (removal.pending_au - self._promised_au),
-                short_objects - (removal.pending_objects - self._promised_objects),
-                VICTIMS_PER_STORE,
-            ),
-            DeleteCause.EVICTED_DEMAND,
+        need = Need(
+            short_au - (removal.pending_au - self._promised_au),
+            short_objects - (removal.pending_objects - self._promised_objects),
+            VICTIMS_PER_STORE,
+            TURNS_PER_CALL,
         )
+        self._evict(need, DeleteCause.EVICTED_DEMAND, scope, need_au)
         self._promised_au = min(self._promised_au + short_au, removal.pending_au)
         self._promised_objects = min(self._promised_objects + short_objects, removal.pending_objects)
 
-    # --- in the background --------------------------------------------------------------------------------
+    def make_room_within(self, scope: Scope, short_au: int) -> None:
+        """Evict the scope's own oldest, as `make_room`, so that its usage allows for `short_au` more."""
+        scope.promised_au = min(scope.promised_au, scope.pending_au)
+        need = Need(short_au - (scope.pending_au - scope.promised_au), 0, VICTIMS_PER_STORE, TURNS_PER_CALL)
+        self._doom(self._order.oldest_of(scope, need), DeleteCause.EVICTED_QUOTA)
+        scope.promised_au = min(scope.promised_au + short_au, scope.pending_au)
 
-    def wanted(self) -> bool:
-        """Whether `run` has something to do: a pass is under way or due, and something can be evicted."""
-        return (self._passing or self._above(self._state.limits.eviction_high_watermark)) and bool(
-            self.reclaimable()[1]
-        )
+    # --- cycles -------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Continue the pass, at most VICTIMS_PER_TICK objects."""
-        limits = self._state.limits
-        if not self._passing:
-            if not self._above(limits.eviction_high_watermark):
-                return
-            self._passing = True
+    def next_at_ns(self, now_ns: int) -> int | None:
+        """When `run` has something to do; a time that has passed: at once. None: nothing."""
+        if self._pass is not None or self._trims or self._to_judge:
+            return now_ns
+        quotas = self._state.quotas
+        if self._suspects or quotas.changed or quotas.leaving:
+            return max(now_ns, self._cycle_at_ns)
+        return max(now_ns, self._cycle_at_ns) if self._full() and self.reclaimable()[1] else None
+
+    def run(self, now_ns: int) -> None:
+        """Begin the cycle if it is time, and go on with it, a bounded amount."""
+        due = self.next_at_ns(now_ns)
+        if due is None or due > now_ns:
+            return
+        if self._pass is None and not self._trims and not self._to_judge:
+            self._begin(now_ns)
+        for _ in range(min(SCOPES_PER_TICK, len(self._to_judge))):
+            self._judge(self._to_judge.popleft())
+        budget = Need(1, 0, VICTIMS_PER_TICK, TURNS_PER_CALL)
+        while self._trims and not budget.met:
+            self._trim(budget)
+        if self._pass is not None and not budget.met:
+            self._go_on(self._pass, budget)
+
+    def _begin(self, now_ns: int) -> None:
+        rules, limits, quotas = self._rules, self._state.limits, self._state.quotas
+        self._cycle_at_ns = now_ns + rules.interval_ns
+        self._state.counters.eviction_cycles += 1
+        quotas.cycle()
+        changed, quotas.changed = quotas.changed, set()
+        if self._able:
+            self._suspects.update(dict.fromkeys(changed))
+            if self._isolated:
+                for scope in changed:
+                    self._fair.list(scope)
+        self._to_judge.extend(self._suspects)
+        self._suspects = {}
+        if self._full() and self.reclaimable()[1]:
+            used_au, used_objects = self._used()
+            trigger, ratio = rules.trigger_watermark, rules.eviction_ratio
+            self._pass = Need(
+                math.ceil(ratio * used_au) if used_au >= trigger * limits.capacity_au else 0,
+                math.ceil(ratio * used_objects) if used_objects >= trigger * limits.max_objects else 0,
+                VICTIMS_PER_TICK,
+                TURNS_PER_CALL,
+            )
             self._state.counters.eviction_passes += 1
-        used_au, used_objects = self._used()
-        need = Need(
-            used_au - int(limits.eviction_low_watermark * limits.capacity_au),
-            used_objects - int(limits.eviction_low_watermark * limits.max_objects),
-            VICTIMS_PER_TICK,
-        )
-        self.evict(need, DeleteCause.EVICTED_WATERMARK)
-        # A pass also ends where nothing more can be evicted; the next crossing begins another.
-        self._passing = need.victims_max <= 0 and not (need.units <= 0 and need.objects <= 0)
+
+    def _go_on(self, need: Need, budget: Need) -> None:
+        need.victims_max, need.turns_max = budget.victims_max, budget.turns_max
+        self._evict(need, DeleteCause.EVICTED_WATERMARK, None, 0)
+        # It also ends where nothing more can be evicted; the next cycle tries again.
+        if need.enough or not need.met:
+            self._pass = None
 
     def _used(self) -> tuple[int, int]:
         """Units and objects in use, without what is doomed already."""
@@ -114,85 +174,104 @@ class Eviction:
             self._state.limits.max_objects - sum(int(table.objects_in[state]) for state in gone),
         )
 
-    def _above(self, share: float) -> bool:
+    def _full(self) -> bool:
         used_au, used_objects = self._used()
-        limits = self._state.limits
-        return used_au > share * limits.capacity_au or used_objects > share * limits.max_objects
+        limits, share = self._state.limits, self._rules.trigger_watermark
+        return used_au >= share * limits.capacity_au or used_objects >= share * limits.max_objects
 
-    # --- the order ----------------------------------------------------------------------------------------
+    # --- quotas, in a cycle -------------------------------------------------------------------------------
 
-    def evict(self, need: Need, cause: DeleteCause) -> None:
-        """Doom the oldest objects until `need` is met or nothing is left; `need` says what is still missing."""
-        if need.met:
-            return
-        state, recency = self._state, self._state.recency
-        victims: list[Slots] = []
-        while recency.heap and not need.met:
-            bound, ident = heapq.heappop(recency.heap)
-            home = state.names.homes[ident]
-            if home is None or home.uses.bound != bound:
-                continue
-            while recency.heap and recency.heap[0] == (bound, ident):
-                # A home that fell back to a bound it had before is listed twice; it must not be its own limit.
-                heapq.heappop(recency.heap)
-            limit = recency.heap[0][0] if recency.heap else NEVER
-            victims += self._oldest(home, limit, need)
-            recency.list_home(home.uses, ident)
-        if victims:
-            slots = np.concatenate(victims)
-            self._count(slots, cause)
-            self._removal.doom(slots, cause)
+    def _watch(self, scope: Scope) -> None:
+        """A scope holds more than before, or has more to give."""
+        if self._isolated:
+            self._fair.list(scope)
+        if self._soft and self._excess_au(scope):
+            self._suspects[scope] = None
 
-    def _oldest(self, home: Home, limit: int, need: Need) -> list[Slots]:
-        """Take victims off the front of a home's order, as long as they are older than `limit`."""
-        log, victims, look = home.uses, [], max(_LOOK, need.objects)
-        while not need.met:
-            front = log.front[0][0] if log.front else NEVER
-            head = log.head_stamp()
-            if min(front, head) >= limit:
-                break
-            if front < head:
-                assert log.front is not None
-                stamp, slot = heapq.heappop(log.front)
-                if int(self._state.recency.stamp_of[slot]) == stamp:
-                    victims.append(self._sift(home, np.array([slot], np.intp), need)[0])
-                continue
-            slots, stamps = log.head(look, min(limit, front))
-            look *= 2  # long rows of stale entries are passed in big steps, small needs read little
-            valid = np.flatnonzero(self._state.recency.stamp_of[slots] == stamps)
-            taken, looked_at = self._sift(home, slots[valid], need)
-            victims.append(taken)
-            log.drop_head(len(slots) if looked_at == len(valid) else int(valid[looked_at - 1]) + 1)
-        return victims
-
-    def _sift(self, home: Home, slots: Slots, need: Need) -> tuple[Slots, int]:
-        """Choose victims among valid entries in order; park the guarded ones in between.
-
-        Returns:
-            The victims, and how many of the entries were used up.
-        """
-        table = self._state.slots
-        able = (table.state[slots] == State.LIVE) & ~table.guarded(slots)
-        places = np.flatnonzero(able)
-        units = np.cumsum(table.units(slots[places]))
-        enough = (
-            max(int(np.searchsorted(units, need.units)) + 1, need.objects) if need.units > 0 else need.objects
+    def _excess_au(self, scope: Scope) -> int:
+        """What the cycle takes from a scope for its quota, as things are now."""
+        limit_au, held_au = scope.limit_au, scope.held_au
+        if limit_au is None:
+            return 0
+        if not self._soft or not limit_au:
+            return max(0, held_au - limit_au)
+        rules = self._rules
+        return (
+            math.ceil(rules.eviction_ratio * held_au) if held_au >= rules.trigger_watermark * limit_au else 0
         )
-        count = min(enough, need.victims_max, len(places))
-        looked_at = int(places[count - 1]) + 1 if count < len(places) or count == enough else len(slots)
-        if not able[:looked_at].all():
-            self._state.recency.park(home.ident, slots[:looked_at][~able[:looked_at]])
-        need.units -= int(units[count - 1]) if count else 0
-        need.objects -= count
-        need.victims_max -= count
-        return slots[places[:count]], looked_at
+
+    def _judge(self, scope: Scope) -> None:
+        if self._state.names.scopes.get(scope.name) is not scope:
+            return
+        excess_au = self._excess_au(scope)
+        if excess_au:
+            self._trims.append((scope, Need(excess_au, 0, VICTIMS_PER_TICK, 1)))
+        elif scope.limit_au == 0 and scope.members:
+            # What takes no units is over a limit of nothing all the same.
+            self._trims.append((scope, Need(0, scope.members, VICTIMS_PER_TICK, 1)))
+
+    def _trim(self, budget: Need) -> None:
+        scope, need = self._trims[0]
+        need.victims_max, need.turns_max = budget.victims_max, 1
+        if self._state.names.scopes.get(scope.name) is scope:
+            self._doom(self._order.oldest_of(scope, need), DeleteCause.EVICTED_QUOTA)
+            used_up = need.victims_max <= 0
+            budget.victims_max = need.victims_max
+            if used_up and not need.enough:
+                return
+            if not need.enough:
+                # The rest is guarded now, or not live yet: the next cycle looks again.
+                self._suspects[scope] = None
+        budget.turns_max -= 1
+        self._trims.popleft()
+
+    # --- the policy ---------------------------------------------------------------------------------------
+
+    def _evict(self, need: Need, cause: DeleteCause, asking: Scope | None, more_au: int) -> None:
+        """Doom what the policy says until `need` is met or nothing is left; `need` says what is still missing."""
+        if not self._able or need.enough:
+            return
+        if not self._isolated:
+            self._doom(self._order.oldest_of_all(need), cause)
+            return
+        limits = self._state.limits
+        for _ in range(PORTIONS_PER_CALL):
+            scope = self._fair.fullest(asking, more_au)
+            if scope is None:
+                return
+            portion = Need(
+                min(need.units, max(1, limits.capacity_au // PORTION)),
+                min(need.objects, max(1, limits.max_objects // PORTION)),
+                need.victims_max,
+                1,
+            )
+            before = portion.units, portion.objects, portion.victims_max
+            self._doom(self._order.oldest_of(scope, portion), cause)
+            need.units -= before[0] - portion.units
+            need.objects -= before[1] - portion.objects
+            need.victims_max = portion.victims_max
+            if need.met:
+                return
+        need.turns_max = 0
+
+    def _doom(self, victims: list[Slots], cause: DeleteCause) -> None:
+        if not victims:
+            return
+        slots = np.concatenate(victims)
+        if not len(slots):
+            return
+        self._count(slots, cause)
+        self._removal.doom(slots, cause)
 
     def _count(self, slots: Slots, cause: DeleteCause) -> None:
-        counters = self._state.counters
-        size = int(self._state.slots.size_bytes[slots].sum(dtype=np.int64))
-        if cause is DeleteCause.EVICTED_DEMAND:
-            counters.evicted_demand += len(slots)
-            counters.evicted_demand_bytes += size
-        else:
-            counters.evicted_watermark += len(slots)
-            counters.evicted_watermark_bytes += size
+        state, name = self._state, cause.name.lower()
+        sizes = state.slots.size_bytes[slots].astype(np.int64)
+        for attribute, amount in ((name, len(slots)), (f"{name}_bytes", int(sizes.sum()))):
+            setattr(state.counters, attribute, getattr(state.counters, attribute) + amount)
+        if not state.quotas.counters:
+            return
+        for home, count, size in state.accounts.by_home(slots, sizes):
+            own = state.quotas.counters.get(home.scope.name)
+            if own is not None:
+                setattr(own, name, getattr(own, name) + count)
+                own.evicted_bytes += size

@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from .arrays import U32
     from .removal import Removal
     from .state import EngineState
+    from .tenancy import TenantRow
+    from .types import Lsn
+    from .wiping import Wiping
 
 Columns = dict[str, npt.NDArray[Any]]
 
 ROW_LIVE: Final = 1
 ROW_DOOMED: Final = 2
 ROW_QUARANTINED: Final = 3
-"""States of a row. What is reserved or committing has none: its put comes later in the journal, or never."""
+ROW_WIPED: Final = 4
+"""States of a row; wiped: doomed, and its units are to be erased before anybody uses them. What is reserved or committing has none: its put comes later in the journal, or never."""
 
 HOLD_S_MAX: Final = 65535
 NS_PER_S: Final = 1_000_000_000
@@ -42,9 +46,15 @@ class NamesImage:
 class EngineImage:
     """Reads a running engine, part by part. Every method is one turn: consistent in itself."""
 
-    def __init__(self, state: EngineState, removal: Removal) -> None:
+    def __init__(self, state: EngineState, removal: Removal, wiping: Wiping) -> None:
         self._state = state
         self._removal = removal
+        self._wiping = wiping
+
+    def tenants(self) -> tuple[list[TenantRow], bool, Lsn]:
+        """All registered tenants, whether they are known to be all, and the record that said so."""
+        quotas = self._state.quotas
+        return quotas.rows(), quotas.known, quotas.known_lsn
 
     @property
     def slots_used(self) -> int:
@@ -82,6 +92,10 @@ class EngineImage:
         row_state = np.full(len(slots), ROW_LIVE, np.uint8)
         row_state[table.state[slots] == State.DOOMED] = ROW_DOOMED
         row_state[table.state[slots] == State.QUARANTINED] = ROW_QUARANTINED
+        row_state[table.must_erase[slots]] = ROW_WIPED
+        if state.wiping:
+            # Rows that the wipe has not come to: a checkpoint that begins now is not told of it by its journal.
+            row_state[self._wiping.condemned(slots)] = ROW_WIPED
         namespace_ids, scope_ids = self._owners(table.home[slots])
         objects: Columns = {
             "digest_low": table.digest_low[slots],

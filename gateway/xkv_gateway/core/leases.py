@@ -32,7 +32,6 @@ class Lease:
         "ident",
         "leased_bytes",
         "slots",
-        "wiped",
     )
 
     def __init__(
@@ -44,8 +43,6 @@ class Lease:
         self.generations = generations
         self.leased_bytes = leased_bytes
         self.deadline_ns = deadline_ns
-        self.wiped = False
-        """Its home was wiped: it still holds the space, and gives no bytes."""
         self._order: np.ndarray[tuple[int], np.dtype[np.intp]] | None = None
         self._low: U64 | None = None
         self._high: U64 | None = None

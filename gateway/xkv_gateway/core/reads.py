@@ -42,6 +42,8 @@ class Reads:
         low, high = state.digester.digest(request.namespace, request.scope, request.keys)
         slots, live = state.index.find(low, high)
         live &= table.state.take(slots) == State.LIVE
+        if state.wiping:
+            live &= state.visible(slots, request.namespace, request.scope)
         first_miss = live.tobytes().find(0)
         sizes: list[int | None]
         if request.mode is LookupMode.PREFIX:
@@ -56,6 +58,9 @@ class Reads:
         hits = len(found)
         state.counters.lookup_hits += hits
         state.counters.lookup_misses += len(slots) - hits
+        if state.quotas.counters and (own := state.quotas.counters.get(request.scope)) is not None:
+            own.lookup_hits += hits
+            own.lookup_misses += len(slots) - hits
         if not hits or request.lease_ttl_ns <= 0:
             return LookupOutcome(hits, sizes, None, 0)
         home = state.names.home(int(table.home[found[0]]))
@@ -72,22 +77,23 @@ class Reads:
         if request.lease is None:
             slots, found = state.index.find(low, high)
             found &= table.state[slots] == State.LIVE
+            if state.wiping:
+                found &= state.visible(slots, request.namespace, request.scope)
         else:
             lease = state.leases.find(request.lease, now_ns)
-            if lease is None or lease.wiped:
-                state.counters.load_misses += len(request.keys)
+            if lease is None or lease.home.condemned:
+                self._count_loads(request.scope, 0, len(request.keys))
                 return [None] * len(request.keys)
             slots, found = lease.covered(low, high, table.digest_low, table.digest_high)
         pinned = slots if found.all() else slots[found]
-        state.counters.load_hits += len(pinned)
-        state.counters.load_misses += len(slots) - len(pinned)
+        self._count_loads(request.scope, len(pinned), len(slots) - len(pinned))
         if not len(pinned):
             return [None] * len(slots)
         table.pin(pinned)
         alive = pinned[table.state[pinned] == State.LIVE]
         if len(alive):
-            home = state.names.home(int(table.home[alive[0]]))
-            state.recency.touch(home.uses, home.ident, alive, home.members)
+            scope = state.names.home(int(table.home[alive[0]])).scope
+            state.recency.touch(scope.uses, scope.ident, alive, scope.members)
         plans = rows(
             ReadPlan,
             pinned.tolist(),
@@ -119,7 +125,7 @@ class Reads:
         """See `Engine.renew`."""
         state, table = self._state, self._state.slots
         lease = state.leases.find(ident, now_ns)
-        if lease is None or lease.wiped or not (table.state[lease.slots] == State.LIVE).all():
+        if lease is None or lease.home.condemned or not (table.state[lease.slots] == State.LIVE).all():
             msg = "the lease ended, or cannot be kept"
             raise UnknownLease(msg)
         granted_ns = min(ttl_ns, state.limits.lease_ttl_max_ns)
@@ -154,7 +160,7 @@ class Reads:
         if granted is not None:
             ident, home, slots, leased_bytes, deadline_ns = granted
             state, table = self._state, self._state.slots
-            unique = state.recency.touch(home.uses, home.ident, slots, home.members)
+            unique = state.recency.touch(home.scope.uses, home.scope.ident, slots, home.scope.members)
             if len(unique) != len(slots):
                 leased_bytes = int(table.size_bytes[unique].sum(dtype=np.int64))
             table.lease(unique)
@@ -175,6 +181,14 @@ class Reads:
         self._state.counters.leases_granted += 1
         return ident
 
+    def _count_loads(self, scope: bytes, hits: int, misses: int) -> None:
+        self._state.counters.load_hits += hits
+        self._state.counters.load_misses += misses
+        counted = self._state.quotas.counters
+        if counted and (own := counted.get(scope)) is not None:
+            own.load_hits += hits
+            own.load_misses += misses
+
     def _may_lease(self, home: Home, leased_bytes: int) -> bool:
         limits, scope = self._state.limits, home.scope
         return (
@@ -187,7 +201,7 @@ class Reads:
         assert (state.slots.generation[lease.slots] == lease.generations).all(), "a leased slot was reused"
         state.leases.remove(lease)
         self._removal.unguarded(state.slots.unlease(lease.slots))
-        state.drop_references(lease.home, 1)
+        state.drop_reference(lease.home, 1)
 
     def _pinned(self, plans: Sequence[ReadPlan]) -> Slots:
         """Slots of plans that are pinned, or StalePlan with nothing changed (R7)."""

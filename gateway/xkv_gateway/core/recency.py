@@ -1,10 +1,10 @@
 """Exact least-recently-used order of millions of objects, as lazy logs.
 
-Each home has an append-only log of (slot, stamp); stamps are unique and rise. An entry counts while the slot's stamp
+Each scope has an append-only log of (slot, stamp); stamps are unique and rise. An entry counts while the slot's stamp
 equals its own, so a touch of a batch is one append, and old entries go stale by themselves. The oldest is read off the
 front; stale entries are dropped there or, when they pile up, by a sweep that rewrites a few chunks for each new one, so
 the work is spread and there is no pause (stale entries stay below the live ones, and a constant). The order over all
-homes is a heap by the homes' first stamps, as lazy.
+scopes is a heap by their first stamps, as lazy.
 
 An object that cannot be evicted now (leased, pinned, not yet live) and is met at the front is *parked*: it leaves the
 log, and returns to the front with its old stamp when its guard ends. So one such object never blocks or slows those behind it.
@@ -46,7 +46,7 @@ class _Chunk:
 
 
 class UseLog:
-    """The order of use within one home."""
+    """The order of use within one scope."""
 
     __slots__ = ("bound", "chunks", "entries", "front", "sweep_at")
 
@@ -57,10 +57,10 @@ class UseLog:
         self.front: list[tuple[int, int]] | None = None
         """Heap of (stamp, slot): objects that were parked and can be evicted again. Older than the log's."""
         self.bound: int | None = None
-        """What the heap over all homes knows: no valid entry is older. None: not in that heap."""
+        """What the heap over all scopes knows: no valid entry is older. None: not in that heap."""
 
     def append(self, slots: Slots, stamps: U64, members: int, stamp_of: U64) -> None:
-        """Add entries; `members` is how many objects the home has, `stamp_of` the stamps by slot."""
+        """Add entries; `members` is how many objects the scope has, `stamp_of` the stamps by slot."""
         done = 0
         while done < len(slots):
             last = self.chunks[-1] if self.chunks else None
@@ -128,6 +128,12 @@ class UseLog:
             else:
                 del self.chunks[self.sweep_at]
 
+    def pop_head(self) -> int:
+        """Remove the first entry; returns its slot."""
+        slot = int(self.chunks[0].slots[self.chunks[0].begin])
+        self.drop_head(1)
+        return slot
+
     def drop_head(self, count: int) -> None:
         """Remove the first `count` entries of the first chunk."""
         head = self.chunks[0]
@@ -139,15 +145,15 @@ class UseLog:
 
 
 class Recency:
-    """Stamps by slot, and the heap over all homes."""
+    """Stamps by slot, and the heap over all scopes."""
 
     def __init__(self, max_objects: int) -> None:
         self.stamp_of: U64 = np.zeros(max_objects, np.uint64)
         """0: in no log."""
         self.parked: dict[int, int] = {}
-        """Slot to home: valid, but in no log until their guard ends. Never more than leased, pinned or reserved ones."""
+        """Slot to scope: valid, but in no log until their guard ends. Never more than leased, pinned or reserved ones."""
         self.heap: list[tuple[int, int]] = []
-        """(bound, home): the order over all homes."""
+        """(bound, scope): the order over all scopes."""
         self._next_stamp = 1
         self._stale_heap_entries = 0
 
@@ -156,17 +162,17 @@ class Recency:
         """The youngest stamp that was given; 0: none."""
         return self._next_stamp - 1
 
-    def restore(self, log: UseLog, home: int, slots: Slots, stamps: U64) -> None:
-        """Begin a home's order with these, stamps ascending and unique."""
+    def restore(self, log: UseLog, scope: int, slots: Slots, stamps: U64) -> None:
+        """Begin a scope's order with these, stamps ascending and unique."""
         self.stamp_of[slots] = stamps
         self._next_stamp = max(self._next_stamp, int(stamps[-1]) + 1)
         for begin in range(0, len(slots), CHUNK_MAX):
             log.append(
                 slots[begin : begin + CHUNK_MAX], stamps[begin : begin + CHUNK_MAX], len(slots), self.stamp_of
             )
-        self.list_home(log, home)
+        self.list_log(log, scope)
 
-    def touch(self, log: UseLog, home: int, slots: Slots, members: int) -> Slots:
+    def touch(self, log: UseLog, scope: int, slots: Slots, members: int) -> Slots:
         """Make `slots` the youngest, the first of them last of all: the tail of a prompt goes before its head.
 
         Returns:
@@ -187,7 +193,7 @@ class Recency:
             self._unpark(backwards)
         log.append(backwards, stamps, members, self.stamp_of)
         if log.bound is None:
-            self.list_home(log, home)
+            self.list_log(log, scope)
         return backwards
 
     def forget(self, slots: Slots) -> None:
@@ -196,11 +202,11 @@ class Recency:
         if self.parked:
             self._unpark(slots)
 
-    def park(self, home: int, slots: Slots) -> None:
+    def park(self, scope: int, slots: Slots) -> None:
         """Keep slots out of the log until `return_parked`."""
-        self.parked.update(dict.fromkeys(slots.tolist(), home))
+        self.parked.update(dict.fromkeys(slots.tolist(), scope))
 
-    def return_parked(self, log: UseLog, home: int, slot: int) -> None:
+    def return_parked(self, log: UseLog, scope: int, slot: int) -> None:
         """Put a parked slot back where its stamp says."""
         del self.parked[slot]
         stamp = int(self.stamp_of[slot])
@@ -208,28 +214,28 @@ class Recency:
             log.front = []
         heapq.heappush(log.front, (stamp, slot))
         if log.bound is None or stamp < log.bound:
-            self.list_home(log, home)
+            self.list_log(log, scope)
 
-    def members(self, log: UseLog, home: int) -> Slots:
-        """All slots of a home that are in the order."""
-        parked = [slot for slot, where in self.parked.items() if where == home]
+    def members(self, log: UseLog, scope: int) -> Slots:
+        """All slots of a scope that are in the order."""
+        parked = [slot for slot, where in self.parked.items() if where == scope]
         parts = [*log.members(self.stamp_of), np.array(parked, np.intp)]
         return np.concatenate(parts)
 
-    def list_home(self, log: UseLog, home: int) -> None:
-        """Enter the home in the heap by its first stamp, if it has one."""
+    def list_log(self, log: UseLog, scope: int) -> None:
+        """Enter the scope in the heap by its first stamp, if it has one."""
         log.bound = log.first_stamp()
         if log.bound is not None:
-            heapq.heappush(self.heap, (log.bound, home))
+            heapq.heappush(self.heap, (log.bound, scope))
 
-    def drop_home(self, log: UseLog, living: Callable[[], Iterable[tuple[UseLog, int]]]) -> None:
-        """A home went: its entry in the heap is stale, and when most are, the heap is made anew from `living`."""
+    def drop_log(self, log: UseLog, living: Callable[[], Iterable[tuple[UseLog, int]]]) -> None:
+        """A scope went: its entry in the heap is stale, and when most are, the heap is made anew from `living`."""
         if log.bound is None:
             return
         log.bound = None
         self._stale_heap_entries += 1
         if self._stale_heap_entries > HEAP_SLACK + len(self.heap) // 2:
-            self.heap = [(log.bound, home) for log, home in living() if log.bound is not None]
+            self.heap = [(log.bound, scope) for log, scope in living() if log.bound is not None]
             heapq.heapify(self.heap)
             self._stale_heap_entries = 0
 

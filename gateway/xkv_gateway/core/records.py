@@ -7,7 +7,9 @@ index at any LSN; an object is named by slot and generation, which no two object
     PutBatch                     objects that are COMMITTING: LIVE once the record is durable (R2)
     DeleteBatch                  objects that are DOOMED: their extents are free only after a FreedBatch (R3)
     FreedBatch                   objects that are ABSENT: their extents may belong to a later put
-    WipeRecord                   a wipe, by name; the DeleteBatches after it name its objects
+    WipeRecord                   a wipe, by name, of all that was put before; its units are erased before they are free
+    TenantRecord                 a tenant's limit and name
+    TenantsKnownRecord           whether the tenants are complete
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class DeleteCause(IntEnum):
     EVICTED_DEMAND = 2
     WIPED = 3
     CORRUPT = 4
+    EVICTED_QUOTA = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,34 @@ class WipeRecord:
     scope: bytes | None
 
 
-Record = NamespaceNamed | ScopeNamed | PutBatch | DeleteBatch | FreedBatch | WipeRecord
+@dataclass(frozen=True, slots=True)
+class TenantRecord:
+    """From here on the scope has this limit and this name; neither: it is not registered any more."""
+
+    lsn: Lsn
+    scope: bytes
+    limit_bytes: int | None
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantsKnownRecord:
+    """Whether the tenants that are known are all there are: damage may have taken some away, until the operator confirms."""
+
+    lsn: Lsn
+    known: bool
+
+
+Record = (
+    NamespaceNamed
+    | ScopeNamed
+    | PutBatch
+    | DeleteBatch
+    | FreedBatch
+    | WipeRecord
+    | TenantRecord
+    | TenantsKnownRecord
+)
 
 
 class RecordLog:

@@ -17,6 +17,8 @@ from .records import RECORD_OBJECTS_MAX, DeleteBatch, DeleteCause, FreedBatch
 from .types import NO_LSN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .arrays import Slots
     from .state import EngineState
     from .types import Lsn
@@ -36,6 +38,10 @@ class Removal:
         self.pending_au = 0
         """Units of doomed objects that wait for nothing but their tombstone."""
         self.pending_objects = 0
+        self.on_ready: Callable[[Slots], None] = _nobody
+        """Takes objects that were wiped, and whose units can be erased now."""
+        self.mark: Callable[[Slots], None] = _nobody
+        """Told of objects that go while a wipe is under way: they may be among what it must erase."""
 
     def doom(self, slots: Slots, cause: DeleteCause) -> Lsn:
         """Remove LIVE or COMMITTING objects (no repetitions): invisible from here on, recorded, freed later.
@@ -46,6 +52,8 @@ class Removal:
         state, table = self._state, self._state.slots
         for begin in range(0, len(slots), RECORD_OBJECTS_MAX):
             part = slots[begin : begin + RECORD_OBJECTS_MAX]
+            if state.wiping:
+                self.mark(part)
             table.move(part, Event.DOOM)
             self._unlist(part)
             generations = table.generation[part]
@@ -72,15 +80,12 @@ class Removal:
         """The writers of RESERVED or cancelled objects gave up; None: no write of theirs can land any more."""
         table = self._state.slots
         reserved = table.state[slots] == State.RESERVED
-        if settles_at_ns is None:
-            table.move(slots[reserved], Event.ABORT)
-            table.move(slots[~reserved], Event.SETTLE)
-        else:
-            table.move(slots[reserved], Event.FAIL)
+        table.move(slots[reserved], Event.ABORT if settles_at_ns is None else Event.FAIL)
         self._unlist(slots[reserved])
         table.has_writer[slots] = False
         if settles_at_ns is None:
-            self._vanish(slots)
+            self._vanish(slots[reserved])
+            self._settle(slots[~reserved])
         else:
             for slot in slots.tolist():
                 heapq.heappush(self._quarantine, (settles_at_ns, slot, int(table.generation[slot])))
@@ -93,8 +98,8 @@ class Removal:
         if state.recency.parked:
             for slot in slots.tolist():
                 if slot in state.recency.parked and table.state[slot] == State.LIVE:
-                    home = state.names.home(int(table.home[slot]))
-                    state.recency.return_parked(home.uses, home.ident, slot)
+                    scope = state.names.home(int(table.home[slot])).scope
+                    state.recency.return_parked(scope.uses, scope.ident, slot)
         doomed = slots[table.state[slots] == State.DOOMED]
         if len(doomed):
             durable = table.tombstoned[doomed]
@@ -124,12 +129,19 @@ class Removal:
             assert table.generation[slot] == generation, "a quarantined slot was reused"
             settled.append(slot)
         if settled:
-            slots = np.array(settled, np.intp)
-            table.move(slots, Event.SETTLE)
-            # Only corrupt objects have a past in the journal that must be closed.
-            recorded = [slot for slot in settled if self._holds.pop(slot, None) is not None]
-            self._record_freed(np.array(recorded, np.intp))
-            self._vanish(slots)
+            self._settle(np.array(settled, np.intp))
+
+    def erased(self, slots: Slots) -> None:
+        """The units of objects that were wiped hold zeroes: they are free."""
+        doomed = self._state.slots.state[slots] == State.DOOMED
+        self._free(slots[doomed])
+        self._settle(slots[~doomed])
+
+    def no_longer_pending(self, slots: Slots) -> None:
+        """Doomed ones among these will wait for the eraser, not only for their tombstone."""
+        table = self._state.slots
+        waiting = slots[(table.state[slots] == State.DOOMED) & ~table.tombstoned[slots]]
+        self._count_pending(waiting[~table.guarded(waiting)], -1)
 
     def held_until(self) -> dict[int, int]:
         """Slots of corrupt objects, and until when (monotonic ns) their units stay out of use."""
@@ -160,14 +172,31 @@ class Removal:
         if len(slots):
             self._state.index.remove(slots)
             self._state.recency.forget(slots)
-            for home, count in self._state.homes_of(slots):
-                home.members -= count
-                assert home.members >= 0, "members of a home"
 
     def _count_pending(self, slots: Slots, sign: int) -> None:
         slots = self._without_held(slots)
-        self.pending_au += sign * int(self._state.slots.units(slots).sum())
+        slots = slots[~self._state.slots.must_erase[slots]]
+        if not len(slots):
+            return
+        units = self._state.slots.units(slots)
+        self.pending_au += sign * int(units.sum())
         self.pending_objects += sign * len(slots)
+        self._state.accounts.pend(slots, units, sign)
+
+    def _settle(self, slots: Slots) -> None:
+        """Quarantined, and nothing can land on them any more: free, or to be erased if they were wiped."""
+        if not len(slots):
+            return
+        table = self._state.slots
+        erase = table.must_erase[slots]
+        if erase.any():
+            self.on_ready(slots[erase])
+            slots = slots[~erase]
+        table.move(slots, Event.SETTLE)
+        # Only corrupt objects have a past in the journal that must be closed.
+        recorded = [slot for slot in slots.tolist() if self._holds.pop(slot, None) is not None]
+        self._record_freed(np.array(recorded, np.intp))
+        self._vanish(slots)
 
     def _without_held(self, slots: Slots) -> Slots:
         if not self._holds:
@@ -185,6 +214,10 @@ class Removal:
             table.move(held, Event.HOLD)
             for slot in held.tolist():
                 heapq.heappush(self._quarantine, (self._holds[slot], slot, int(table.generation[slot])))
+        erase = table.must_erase[free]
+        if erase.any():
+            self.on_ready(free[erase])
+            free = free[~erase]
         if len(free):
             table.move(free, Event.FREE)
             self._record_freed(free)
@@ -199,6 +232,8 @@ class Removal:
 
     def _vanish(self, slots: Slots) -> None:
         """ABSENT now: give back extents, slots and references."""
+        if not len(slots):
+            return
         state, table = self._state, self._state.slots
         starts = table.start_au[slots].astype(np.int64)
         counts = table.count_au[slots].astype(np.int64)
@@ -209,7 +244,9 @@ class Removal:
                 counts = np.concatenate((counts, np.array([e.count_au for e in extra], np.int64)))
         used = counts > 0
         state.allocator.release(starts[used], counts[used])
-        homes = list(state.homes_of(slots))
         table.give_back(slots)
-        for home, count in homes:
-            state.drop_references(home, count)
+        state.drop_references(slots)
+
+
+def _nobody(slots: Slots) -> None:
+    """Take no notice."""

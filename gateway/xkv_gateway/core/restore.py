@@ -12,19 +12,31 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from .image import NS_PER_S, ROW_DOOMED, ROW_LIVE, ROW_QUARANTINED
+from .image import NS_PER_S, ROW_DOOMED, ROW_LIVE, ROW_QUARANTINED, ROW_WIPED
 from .lifecycle import State
-from .records import DeleteBatch, DeleteCause, FreedBatch, NamespaceNamed, PutBatch, ScopeNamed, WipeRecord
+from .records import (
+    DeleteBatch,
+    DeleteCause,
+    FreedBatch,
+    NamespaceNamed,
+    PutBatch,
+    ScopeNamed,
+    TenantRecord,
+    TenantsKnownRecord,
+    WipeRecord,
+)
 from .slots import SlotTable
 from .soundness import Soundness
+from .tenancy import TenantRow
 from .types import NO_LSN, EngineLimits, Extent, Lsn
 
 if TYPE_CHECKING:
-    from .arrays import U8, U32, U64, Bools
+    from .arrays import U8, U32, U64, Bools, Slots
     from .image import Columns
     from .records import Record
     from .removal import Removal
     from .state import EngineState
+    from .wiping import Wiping
 
 INSERT_BATCH: Final = 8192
 """Slots entered into the index together."""
@@ -57,6 +69,11 @@ class Restored:
         self._holds: dict[int, int] = {}
         self._namespaces: dict[int, str] = {}
         self._scopes: dict[int, bytes] = {}
+        self.tenants: dict[bytes, TenantRow] = {}
+        """By scope, those that were taken out included."""
+        self.tenants_known = True
+        """Whether these are certainly all; whoever finds that rows may be missing says so."""
+        self._known_lsn = NO_LSN
 
     # --- from a checkpoint ----------------------------------------------------------------------------------
 
@@ -107,6 +124,17 @@ class Restored:
             if slot < self._limits.max_objects and int(self.table.generation[slot]) == generation:
                 self.table.others[slot] = (*self.table.others.get(slot, ()), Extent(start, count))
 
+    def add_tenant(self, row: TenantRow) -> None:
+        """Add a tenant, from a checkpoint, a ledger or the journal: of two for one scope the newer one counts."""
+        before = self.tenants.get(row.scope)
+        if before is None or before.lsn < row.lsn:
+            self.tenants[row.scope] = row
+
+    def note_tenants_known(self, lsn: Lsn, *, known: bool) -> None:
+        """Add what somebody said on whether the tenants are complete; the newest word counts."""
+        if lsn >= self._known_lsn:
+            self._known_lsn, self.tenants_known = lsn, known
+
     # --- from the journal -----------------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:
@@ -121,7 +149,8 @@ class Restored:
                 self._put(record)
             case DeleteBatch():
                 slots = self._current(record.slots, record.generations)
-                self._row_state[slots[self._row_state[slots] == ROW_LIVE]] = ROW_DOOMED
+                gone = ROW_WIPED if record.cause is DeleteCause.WIPED else ROW_DOOMED
+                self._row_state[slots[self._row_state[slots] == ROW_LIVE]] = gone
                 if record.cause is DeleteCause.CORRUPT:
                     until_ns = self._now_ns + self._limits.corrupt_hold_ns
                     self._holds.update(dict.fromkeys(slots.tolist(), until_ns))
@@ -130,7 +159,11 @@ class Restored:
                 self._row_state[slots] = 0
                 self._forget(slots)
             case WipeRecord():
-                self._wipe(record)
+                self.wipe(record.namespace, record.scope)
+            case TenantRecord():
+                self.add_tenant(TenantRow(record.scope, record.limit_bytes, record.name, record.lsn))
+            case TenantsKnownRecord():
+                self.note_tenants_known(record.lsn, known=record.known)
 
     def _put(self, batch: PutBatch) -> None:
         inside = batch.slots < self._limits.max_objects
@@ -160,12 +193,13 @@ class Restored:
             starts, lengths = batch.extent_starts_au[rest].tolist(), batch.extent_counts_au[rest].tolist()
             table.others[int(slots[i])] = tuple(map(Extent, starts, lengths))
 
-    def _wipe(self, record: WipeRecord) -> None:
-        spaces = [ident for ident, name in self._namespaces.items() if name == record.namespace]
-        hit = np.isin(self._namespace_id, spaces) & (self._row_state == ROW_LIVE)
-        if record.scope is not None:
-            hit &= np.isin(self._scope_id, [i for i, name in self._scopes.items() if name == record.scope])
-        self._row_state[hit] = ROW_DOOMED
+    def wipe(self, namespace: str, scope: bytes | None) -> None:
+        """Carry out a wipe, of all that was put so far: from the journal, or from a ledger where the journal lacks it."""
+        spaces = [ident for ident, name in self._namespaces.items() if name == namespace]
+        hit = np.isin(self._namespace_id, spaces) & (self._row_state != 0)
+        if scope is not None:
+            hit &= np.isin(self._scope_id, [i for i, name in self._scopes.items() if name == scope])
+        self._row_state[hit] = ROW_WIPED
 
     def _current(self, slots: U32, generations: U32) -> U32:
         inside = slots < self._limits.max_objects
@@ -194,7 +228,7 @@ class Restored:
         """Tell that records are missing: what is left may contradict itself, and is looked through."""
         self._damaged = True
 
-    def fill(self, state: EngineState, removal: Removal) -> None:
+    def fill(self, state: EngineState, removal: Removal, wiping: Wiping) -> None:
         """Complete the tables of a new engine that was made around `table`."""
         table = self.table
         assert state.slots is table
@@ -208,7 +242,7 @@ class Restored:
         table.others = {slot: e for slot, e in table.others.items() if self._row_state[slot]}
         rows = self._row_state[slots]
         states = np.full(len(slots), State.LIVE, np.uint8)
-        states[rows == ROW_DOOMED] = State.DOOMED
+        states[(rows == ROW_DOOMED) | (rows == ROW_WIPED)] = State.DOOMED
         states[rows == ROW_QUARANTINED] = State.QUARANTINED
         absent = np.ones(table.max_objects, np.bool_)
         absent[slots] = False
@@ -222,7 +256,9 @@ class Restored:
             state.index.insert(live[begin : begin + INSERT_BATCH])
         state.log.last_lsn = state.log.persisted_lsn = self.last_lsn
         holds = {slot: until for slot, until in self._holds.items() if self._row_state[slot] > ROW_LIVE}
+        wiping.restore(slots[rows == ROW_WIPED])
         removal.restore(slots[states == State.DOOMED], holds)
+        state.quotas.restore(self.tenants.values(), known=self.tenants_known, known_lsn=self._known_lsn)
 
     def _named(self, slots: U32) -> U32:
         """Drop objects whose namespace or scope nobody named."""
@@ -236,19 +272,36 @@ class Restored:
     def _join_homes(self, state: EngineState, slots: U32, live: Bools) -> None:
         if not len(slots):
             return
+        wiped = (self._row_state[slots] == ROW_WIPED).astype(np.uint64)
         pairs = self._namespace_id[slots].astype(np.uint64) << np.uint64(32) | self._scope_id[slots]
-        unique, of_slot = np.unique(pairs, return_inverse=True)
-        ids = [(int(pair) >> 32, int(pair) & 0xFFFFFFFF) for pair in unique.tolist()]
+        # What is wiped lives in condemned homes of its own, beside what was stored under the same names since.
+        unique, of_slot = np.unique(np.stack((pairs, wiped)), axis=1, return_inverse=True)
+        of_slot = of_slot.reshape(-1)
+        ids = [(int(p) >> 32, int(p) & 0xFFFFFFFF, bool(w)) for p, w in unique.T.tolist()]
         homes = state.names.restore(self._namespaces, self._scopes, ids)
         idents = np.array([home.ident for home in homes], np.uint32)
         state.slots.home[slots] = idents[of_slot]
-        references = np.bincount(of_slot, minlength=len(homes)).tolist()
-        order = np.lexsort((self._stamp[slots], of_slot))
-        ordered = order[live[order]]
-        members = np.bincount(of_slot[ordered], minlength=len(homes))
-        ends = np.cumsum(members).tolist()
-        for home, count, end, held in zip(homes, references, ends, members.tolist(), strict=True):
-            home.references, home.members = count, held
-            if held:
-                mine = slots[ordered[end - held : end]]
-                state.recency.restore(home.uses, home.ident, mine, self._stamp[mine])
+        for home, count in zip(homes, np.bincount(of_slot, minlength=len(homes)).tolist(), strict=True):
+            home.references = count
+        table = state.slots
+        for each in np.unique(table.state[slots]).tolist():
+            these = slots[table.state[slots] == each]
+            state.accounts.shift(these, table.units(these), State.ABSENT, each)
+        self._restore_order(state, slots[live])
+
+    def _restore_order(self, state: EngineState, live: Slots) -> None:
+        """Live slots in the order of their use, scope by scope."""
+        if not len(live):
+            return
+        scope_of_home = np.array(
+            [-1 if home is None else home.scope.ident for home in state.names.homes], np.int64
+        )
+        scopes = scope_of_home[state.slots.home[live]]
+        order = np.lexsort((self._stamp[live], scopes))
+        live, scopes = live[order], scopes[order]
+        begins = np.flatnonzero(np.diff(scopes, prepend=-1))
+        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(live)], strict=True):
+            scope = state.names.scope_at(int(scopes[begin]))
+            assert scope is not None
+            mine = live[begin:end]
+            state.recency.restore(scope.uses, scope.ident, mine, self._stamp[mine])

@@ -1,6 +1,6 @@
 """The objects: parallel arrays by slot, and the totals that follow from them.
 
-62 bytes an object, allocated for the object limit as zeroes, so that pages that were never touched cost nothing and
+63 bytes an object, allocated for the object limit as zeroes, so that pages that were never touched cost nothing and
 nothing ever grows. States change in `move` alone, and with them the totals (R5).
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 from .lifecycle import Event, State, next_states
 
 if TYPE_CHECKING:
+    from .accounts import Accounts
     from .arrays import I64, U8, U16, U32, U64, Bools, Slots
     from .types import Extent
 
@@ -52,6 +53,8 @@ class SlotTable:
         """A store holds the plan and has neither committed nor aborted."""
         self.tombstoned: Bools = np.zeros(max_objects, np.bool_)
         """Doomed, and the record of that is durable."""
+        self.must_erase: Bools = np.zeros(max_objects, np.bool_)
+        """Wiped: its units are deallocated and read back before they are free."""
         self.units_in: I64 = np.zeros(len(State), np.int64)
         self.units_in[State.ABSENT] = capacity_au
         self.objects_in: I64 = np.zeros(len(State), np.int64)
@@ -61,6 +64,8 @@ class SlotTable:
         self.guarded_live_au = 0
         self.guarded_live_objects = 0
         """Live, and leased or pinned: what cannot be evicted now."""
+        self.accounts: Accounts | None = None
+        """Told of every change, for the totals of scopes and namespaces."""
         self._freed: U32 = np.empty(max_objects, np.uint32)
         self._freed_count = 0
         self._fresh = 0
@@ -112,6 +117,7 @@ class SlotTable:
         self.generation[slots] += 1
         self.tombstoned[slots] = False
         self.has_writer[slots] = False
+        self.must_erase[slots] = False
         self._freed[self._freed_count : self._freed_count + len(slots)] = slots
         self._freed_count += len(slots)
 
@@ -123,18 +129,25 @@ class SlotTable:
         after = next_states(before, event)
         units = self.units(slots)
         self.state[slots] = after
-        for states, sign in ((before, -1), (after, 1)):
-            first = int(states[0])
-            if (states == first).all():
-                self.units_in[first] += sign * int(units.sum())
-                self.objects_in[first] += sign * len(slots)
-            else:
-                np.add.at(self.units_in, states, sign * units)
-                np.add.at(self.objects_in, states, sign)
+        first = int(before[0])
+        if (before == first).all():
+            self._shift(slots, units, first, int(after[0]))
+        else:
+            for state in np.unique(before).tolist():
+                which = before == state
+                self._shift(slots[which], units[which], state, int(after[which][0]))
         if event is Event.DOOM:
             guarded = self.guarded(slots) & (before == State.LIVE)
-            self.guarded_live_au -= int(units[guarded].sum())
-            self.guarded_live_objects -= int(guarded.sum())
+            if guarded.any():
+                self._count_guarded(slots[guarded], units[guarded], -1)
+
+    def _shift(self, slots: Slots, units: I64, before: int, after: int) -> None:
+        moved = int(units.sum())
+        for state, sign in ((before, -1), (after, 1)):
+            self.units_in[state] += sign * moved
+            self.objects_in[state] += sign * len(slots)
+        if self.accounts is not None:
+            self.accounts.shift(slots, units, before, after)
 
     # --- guards: what keeps an object's units where they are ----------------------------------------------
 
@@ -151,7 +164,7 @@ class SlotTable:
             units = self.units(slots)
             self.leased_au += int(units.sum() if first.all() else units[first].sum())
             first &= self.pins.take(slots) == 0
-            self._count_guarded(units, first, 1)
+            self._count_some_guarded(slots, units, first, 1)
         before += 1
         self.leases[slots] = before
 
@@ -172,7 +185,7 @@ class SlotTable:
             pinned = self.pins.take(last) != 0
             if pinned.any():
                 last, units = last[~pinned], units[~pinned]
-            self._count_guarded(units, self.state.take(last) == State.LIVE, -1)
+            self._count_some_guarded(last, units, self.state.take(last) == State.LIVE, -1)
         return last
 
     def pin(self, slots: Slots) -> None:
@@ -183,7 +196,7 @@ class SlotTable:
             free = slots[~guarded]
             if repeated:
                 free = np.unique(free)
-            self._count_guarded(self.units(free), self.state.take(free) == State.LIVE, 1)
+            self._count_some_guarded(free, self.units(free), self.state.take(free) == State.LIVE, 1)
         if repeated:
             np.add.at(self.pins, slots, 1)
         else:
@@ -205,13 +218,17 @@ class SlotTable:
         if len(last):
             if repeated:
                 last = np.unique(last)
-            self._count_guarded(self.units(last), self.state.take(last) == State.LIVE, -1)
+            self._count_some_guarded(last, self.units(last), self.state.take(last) == State.LIVE, -1)
         return last
 
-    def _count_guarded(self, units: I64, which: Bools, sign: int) -> None:
+    def _count_some_guarded(self, slots: Slots, units: I64, which: Bools, sign: int) -> None:
         if which.all():
-            self.guarded_live_au += sign * int(units.sum())
-            self.guarded_live_objects += sign * len(units)
-        else:
-            self.guarded_live_au += sign * int(units[which].sum())
-            self.guarded_live_objects += sign * int(np.count_nonzero(which))
+            self._count_guarded(slots, units, sign)
+        elif which.any():
+            self._count_guarded(slots[which], units[which], sign)
+
+    def _count_guarded(self, slots: Slots, units: I64, sign: int) -> None:
+        self.guarded_live_au += sign * int(units.sum())
+        self.guarded_live_objects += sign * len(slots)
+        if self.accounts is not None:
+            self.accounts.guard(slots, units, sign)

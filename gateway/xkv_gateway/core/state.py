@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from .accounts import Accounts
 from .allocator import Allocator
 from .counters import Counters
 from .digest import Digester
 from .index import Index
 from .leases import Leases
 from .names import Names
+from .quotas import Quotas
 from .recency import Recency
 from .records import RecordLog
 from .slots import SlotTable
@@ -21,7 +23,7 @@ from .types import Extent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .arrays import Slots
+    from .arrays import Bools, Slots
     from .names import Home
     from .recency import UseLog
     from .types import EngineLimits
@@ -41,33 +43,40 @@ class EngineState:
     def __init__(self, limits: EngineLimits, digest_secret: bytes, slots: SlotTable | None = None) -> None:
         assert 0 < limits.object_bytes_max < 2**32, "sizes are kept in 32 bits"
         assert 0 < limits.leases_per_scope_max < 2**16, "leases of an object are counted in 16 bits"
-        assert 0 < limits.eviction_low_watermark <= limits.eviction_high_watermark <= 1
+        assert limits.eviction.trigger_watermark > 0 < limits.eviction.eviction_ratio <= 1
         self.limits = limits
         self.slots = slots or SlotTable(limits.max_objects, limits.capacity_au, limits.au_bytes)
         self.index = Index(limits.max_objects, self.slots.digest_low, self.slots.digest_high)
         self.allocator = Allocator(limits.capacity_au)
         self.digester = Digester(digest_secret)
         self.names = Names()
+        self.accounts = self.slots.accounts = Accounts(self.names, self.slots.home)
         self.recency = Recency(limits.max_objects)
         self.leases = Leases()
         self.log = RecordLog()
         self.counters = Counters()
+        self.quotas = Quotas(self.names, limits, self.log)
+        self.wiping = False
+        """Whether objects of condemned homes may still be in the index."""
 
-    def homes_of(self, slots: Slots) -> Iterator[tuple[Home, int]]:
-        """The homes of some slots, each with how many of the slots are its."""
-        idents = self.slots.home[slots]
-        if len(idents) and (idents == idents[0]).all():
-            yield self.names.home(int(idents[0])), len(idents)
-            return
-        unique, counts = np.unique(idents, return_counts=True)
-        for ident, count in zip(unique.tolist(), counts.tolist(), strict=True):
-            yield self.names.home(ident), count
+    def drop_references(self, slots: Slots) -> None:
+        """Slots became absent: the last reference removes a home, its namespace and its scope."""
+        for home, count, _ in list(self.accounts.by_home(slots, self.slots.units(slots))):
+            self.drop_reference(home, count)
 
-    def drop_references(self, home: Home, count: int) -> None:
-        """References to a home end; the last one removes it."""
-        self.names.release(home, count)
-        if not home.references:
-            self.recency.drop_home(home.uses, self._living_logs)
+    def drop_reference(self, home: Home, count: int) -> None:
+        """References to a home end."""
+        scope = home.scope
+        if self.names.release(home, count):
+            self.recency.drop_log(scope.uses, self._living_logs)
+
+    def visible(self, slots: Slots, namespace: str, scope: bytes) -> Bools:
+        """Which slots of this identity's digests were not condemned by a wipe that is still going through the index."""
+        home = self.names.find(namespace, scope)
+        if home is None:
+            return np.zeros(len(slots), np.bool_)
+        same: Bools = self.slots.home.take(slots) == home.ident
+        return same
 
     def extents_of(self, slots: Slots) -> list[tuple[Extent, ...]]:
         """The extents of each slot; none where the object is empty."""
@@ -82,4 +91,4 @@ class EngineState:
         return extents
 
     def _living_logs(self) -> Iterator[tuple[UseLog, int]]:
-        return ((home.uses, home.ident) for home in self.names.homes if home is not None)
+        return ((scope.uses, scope.ident) for scope in self.names.scopes.values())

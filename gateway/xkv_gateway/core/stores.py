@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .admission import Admission
 from .errors import StalePlan
 from .lifecycle import Event, State
 from .records import RECORD_OBJECTS_MAX, NamespaceNamed, PutBatch, ScopeNamed
@@ -17,22 +18,23 @@ from .types import NO_LSN, CommitOutcome, Extent, Lsn, StoreOutcome, StoreStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .admission import Entries
     from .arrays import I64, U64, Slots
     from .eviction import Eviction
     from .removal import Removal
     from .state import EngineState
     from .types import BeginStore
-
-Entries = list[WritePlan | StoreStatus | None]
+    from .wiping import Wiping
 
 
 class Stores:
     """Reservations and commits under way."""
 
-    def __init__(self, state: EngineState, removal: Removal, eviction: Eviction) -> None:
+    def __init__(self, state: EngineState, removal: Removal, eviction: Eviction, wiping: Wiping) -> None:
         self._state = state
         self._removal = removal
-        self._eviction = eviction
+        self._admission = Admission(state, removal, eviction)
+        self._wiping = wiping
         self._puts: deque[tuple[Lsn, Slots]] = deque()
 
     def begin(self, request: BeginStore) -> StoreOutcome:
@@ -43,6 +45,10 @@ class Stores:
         )
         low, high = state.digester.digest(request.namespace, request.scope, request.keys)
         slots, held = state.index.find(low, high)
+        if state.wiping and held.any():
+            gone = held & ~state.visible(slots, request.namespace, request.scope)
+            self._wiping.forsake(np.unique(slots[gone]))
+            held &= ~gone
         sizes = np.array(request.sizes_bytes, np.int64)
         assert not len(sizes) or int(sizes.min()) >= 0, "the codec checks this"
         units = table.units_of_bytes(sizes)
@@ -55,10 +61,12 @@ class Stores:
             state.counters.too_large += 1
         wanted = np.flatnonzero(~held & ~oversize)
         kept = slots[held & (table.state[slots] == State.LIVE)]
+        if request.keep:
+            kept = np.union1d(kept, self._still_live(request.keep))
         # What the reply calls `exists` must not be evicted for other members of the same batch.
         if len(kept):
             table.pin(kept)
-        admitted, waiting = self._admit(wanted, units, entries)
+        admitted, waiting = self._admission.admit(request.scope, wanted, units, entries)
         if len(kept):
             self._removal.unguarded(table.unpin(kept))
         if len(admitted):
@@ -71,6 +79,8 @@ class Stores:
         """See `Engine.commit_store`."""
         state, table = self._state, self._state.slots
         slots, current = self._current(plans)
+        if state.wiping and current.any():
+            self._wiping.forsake(self._overtaken(slots[current]))
         ready = current & (table.state[slots] == State.RESERVED)
         stored = slots[ready]
         lsn = NO_LSN
@@ -80,7 +90,7 @@ class Stores:
             table.move(stored, Event.COMMIT)
             lsn = self._record(stored)
             state.counters.stored += len(stored)
-            state.counters.stored_bytes += int(table.size_bytes[stored].sum(dtype=np.int64))
+            self._count_stored(stored)
         if not ready.all():
             self._removal.abandon(slots[current & ~ready], None)
             state.counters.cancelled += len(slots) - len(stored)
@@ -118,6 +128,30 @@ class Stores:
         generations = np.array([plan.generation for plan in plans], np.uint32)
         return slots, (table.generation[slots] == generations) & table.has_writer[slots]
 
+    def _still_live(self, plans: Sequence[WritePlan]) -> Slots:
+        table = self._state.slots
+        slots = np.array([plan.slot for plan in plans], np.intp)
+        generations = np.array([plan.generation for plan in plans], np.uint32)
+        live: Slots = slots[(table.generation[slots] == generations) & (table.state[slots] == State.LIVE)]
+        return live
+
+    def _overtaken(self, slots: Slots) -> Slots:
+        """Reservations that a wipe has condemned and not come to yet."""
+        table = self._state.slots
+        slots = slots[table.state[slots] == State.RESERVED]
+        return slots[self._wiping.condemned(slots)]
+
+    def _count_stored(self, slots: Slots) -> None:
+        state = self._state
+        sizes = state.slots.size_bytes[slots].astype(np.int64)
+        state.counters.stored_bytes += int(sizes.sum())
+        if state.quotas.counters:
+            for home, count, size in state.accounts.by_home(slots, sizes):
+                own = state.quotas.counters.get(home.scope.name)
+                if own is not None:
+                    own.stored += count
+                    own.stored_bytes += size
+
     def _note_held(self, slots: Slots, where: list[int], entries: Entries) -> None:
         table, counters = self._state.slots, self._state.counters
         for i in where:
@@ -127,38 +161,6 @@ class Stores:
             else:
                 entries[i] = StoreStatus.IN_PROGRESS
                 counters.in_progress += 1
-
-    def _admit(self, wanted: I64, units: I64, entries: Entries) -> tuple[I64, bool]:
-        """Which of the wanted keys get room now; makes room for those that can get it soon, refuses the rest.
-
-        Returns:
-            Places of the keys to reserve, and whether others wait.
-        """
-        table, removal = self._state.slots, self._removal
-        free_au, free_objects = int(table.units_in[State.ABSENT]), int(table.objects_in[State.ABSENT])
-        if int(units[wanted].sum()) <= free_au and len(wanted) <= free_objects:
-            return wanted, False
-        able_au, able_objects = self._eviction.reclaimable()
-        reach_au = free_au + removal.pending_au + able_au
-        reach_objects = free_objects + removal.pending_objects + able_objects
-        now: list[int] = []
-        soon: list[int] = []
-        now_au = soon_au = 0
-        for i, need_au in zip(wanted.tolist(), units[wanted].tolist(), strict=True):
-            if now_au + soon_au + need_au > reach_au or len(now) + len(soon) + 1 > reach_objects:
-                entries[i] = StoreStatus.NO_SPACE
-                self._state.counters.no_space += 1
-            elif now_au + need_au <= free_au and len(now) + 1 <= free_objects:
-                now.append(i)
-                now_au += need_au
-            else:
-                soon.append(i)
-                soon_au += need_au
-        if soon:
-            self._eviction.make_room(
-                max(0, now_au + soon_au - free_au), max(0, len(now) + len(soon) - free_objects)
-            )
-        return np.array(now, np.int64), bool(soon)
 
     def _reserve(
         self, request: BeginStore, places: I64, sizes: I64, digests: tuple[U64, U64], entries: Entries
@@ -182,14 +184,14 @@ class Stores:
             return
         home = state.names.intern(request.namespace, request.scope)
         home.references += len(slots)
-        home.members += len(slots)
         table.digest_low[slots], table.digest_high[slots] = digests[0][kept], digests[1][kept]
         table.size_bytes[slots] = sizes[kept]
         table.home[slots] = home.ident
         table.has_writer[slots] = True
         table.move(slots, Event.RESERVE)
         state.index.insert(slots)
-        state.recency.touch(home.uses, home.ident, slots, home.members)
+        scope = home.scope
+        state.recency.touch(scope.uses, scope.ident, slots, scope.members)
         plans = rows(
             WritePlan,
             slots.tolist(),
@@ -202,7 +204,7 @@ class Stores:
 
     def _record(self, slots: Slots) -> Lsn:
         log, lsn = self._state.log, NO_LSN
-        for home, _ in self._state.homes_of(slots):
+        for home, _, _ in self._state.accounts.by_home(slots, self._state.slots.units(slots)):
             space, scope = home.namespace, home.scope
             if not space.named:
                 space.named = True

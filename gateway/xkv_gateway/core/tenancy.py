@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .types import Lsn
+
 LIMIT_BYTES_MAX: Final = (1 << 63) - 1
 TENANT_NAME_BYTES_MAX: Final = 64
 COUNTED_TENANTS_MAX: Final = 1024
@@ -137,21 +139,40 @@ class Page(Generic[_Item]):
     """What to ask for next; None: this was the last page. What comes and goes in between may be missed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WipeCounts:
-    """How far a wipe is, as the engine knows it."""
+    """How far a wipe is, as the engine knows it. Live: the caller only reads it."""
 
+    ident: int
+    """LSN of its record; 0: what wipes of an earlier run have left."""
+    namespace: str
+    scope: bytes | None
+    erase: bool
+    """Whether units are handed out to be erased before they are free."""
+    scanned: bool = False
+    """All its objects are gone from the index."""
     objects: int = 0
     """Objects that became invisible."""
     payload_bytes: int = 0
-    waiting_au: int = 0
-    """Units that a lease, an I/O or a record under way still holds."""
+    left_objects: int = 0
+    """Objects whose units are not erased yet."""
+    left_au: int = 0
+    ready_au: int = 0
+    """... of which so many wait for nothing but the eraser. The others: for a lease, an I/O or a record under way."""
+    erased_au: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.scanned and not self.left_objects
 
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """A tenant as it is kept on the card."""
+    """A tenant as it is kept on the card. Neither limit nor name: it was taken out."""
 
     scope: bytes
     limit_bytes: int | None
     name: str | None
+    lsn: Lsn
+    """Of the change: of two rows for one scope the one with the greater LSN counts."""

@@ -12,7 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, NewType
+from typing import TYPE_CHECKING, Final, NamedTuple, NewType
+
+from .tenancy import EvictionRules, WipeCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Lsn = NewType("Lsn", int)
 Slot = NewType("Slot", int)
@@ -22,6 +27,7 @@ LeaseId = NewType("LeaseId", bytes)
 
 NO_LSN = Lsn(0)
 """A reply that waits for nothing."""
+DEFAULT_RULES: Final = EvictionRules()
 
 
 class LookupMode(Enum):
@@ -72,10 +78,7 @@ class EngineLimits:
     lease_ttl_max_ns: int
     leases_per_scope_max: int
     leased_bytes_per_scope_max: int
-    eviction_high_watermark: float
-    """Background eviction starts when used bytes reach this share of the capacity."""
-    eviction_low_watermark: float
-    """... and goes on until they are at most this share."""
+    eviction: EvictionRules = DEFAULT_RULES
     corrupt_hold_ns: int = 600_000_000_000
     """How long the units of an object with a wrong checksum stay out of use."""
 
@@ -112,6 +115,8 @@ class BeginStore:
     scope: bytes
     keys: list[bytes]
     sizes_bytes: list[int]
+    keep: Sequence[WritePlan] = ()
+    """What this batch has stored before it asked again: not evicted for the rest of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +191,30 @@ class DeleteOutcome:
 
 @dataclass(frozen=True, slots=True)
 class WipeOutcome:
-    """What a wipe removed, and the record that the reply waits for."""
+    """A wipe that has begun: nothing of it is visible any more; `counts` follows it until all of it is gone."""
 
-    objects: int
-    bytes: int
+    counts: WipeCounts
     lsn: Lsn
+
+    @property
+    def objects(self) -> int:
+        """Objects that are gone from the index by now."""
+        return self.counts.objects
+
+    @property
+    def bytes(self) -> int:
+        """Their payloads."""
+        return self.counts.payload_bytes
+
+
+class ErasePlan(NamedTuple):
+    """A wiped object that nobody reads or writes any more: erase `extents`, then `Wiping.erased`."""
+
+    slot: Slot
+    generation: Generation
+    wipe: int
+    """Id of the wipe."""
+    extents: tuple[Extent, ...]
 
 
 @dataclass(frozen=True, slots=True)

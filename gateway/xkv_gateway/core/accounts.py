@@ -1,0 +1,88 @@
+"""Who holds what: the totals of each scope, namespace and home. They change with the transitions of objects, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from .lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .arrays import I64, U32, Slots
+    from .names import Home, Names, Scope
+
+HELD: Final = frozenset({State.RESERVED, State.COMMITTING, State.LIVE})
+CHARGED: Final = HELD | {State.DOOMED}
+"""What counts as usage of a scope: not what is in quarantine, since that is nobody's fault."""
+
+
+class Accounts:
+    """Follows the slot table.
+
+    Args:
+        names: where the totals are kept.
+        home: the home of each slot.
+    """
+
+    def __init__(self, names: Names, home: U32) -> None:
+        self._names = names
+        self._home = home
+        self.watch: Callable[[Scope], None] | None = None
+        """Told of a scope that holds more than before, or of which more can be evicted."""
+
+    def by_home(self, slots: Slots, units: I64) -> Iterator[tuple[Home, int, int]]:
+        """The homes of some slots, each with how many objects and units are its."""
+        idents = self._home.take(slots)
+        if not len(idents):
+            return
+        if (idents == idents[0]).all():
+            yield self._names.home(int(idents[0])), len(idents), int(units.sum())
+            return
+        unique, of_slot = np.unique(idents, return_inverse=True)
+        counts = np.bincount(of_slot).tolist()
+        # Sums of units are exact in a double: far below 2^53.
+        sums = np.bincount(of_slot, weights=units).tolist()
+        for ident, count, au in zip(unique.tolist(), counts, sums, strict=True):
+            yield self._names.home(ident), count, int(au)
+
+    def shift(self, slots: Slots, units: I64, before: int, after: int) -> None:
+        """Slots moved from one state to another."""
+        charge = (after in CHARGED) - (before in CHARGED)
+        hold = (after in HELD) - (before in HELD)
+        live = (after == State.LIVE) - (before == State.LIVE)
+        if not (charge or hold or live):
+            return
+        rises = self.watch if live > 0 or hold > 0 else None
+        for home, count, au in self.by_home(slots, units):
+            scope, space = home.scope, home.namespace
+            if charge:
+                scope.charged_au += charge * au
+                home.charged_au += charge * au
+                space.charged_au += charge * au
+            if hold:
+                scope.held_au += hold * au
+                scope.members += hold * count
+            if live:
+                scope.live_au += live * au
+                scope.live_objects += live * count
+                home.live_objects += live * count
+                space.live_objects += live * count
+            if rises is not None:
+                rises(scope)
+
+    def guard(self, slots: Slots, units: I64, sign: int) -> None:
+        """Live slots got their first guard, or lost their last one."""
+        for home, count, au in self.by_home(slots, units):
+            scope = home.scope
+            scope.guarded_live_au += sign * au
+            scope.guarded_live_objects += sign * count
+            if sign < 0 and self.watch is not None:
+                self.watch(scope)
+
+    def pend(self, slots: Slots, units: I64, sign: int) -> None:
+        """Doomed slots wait for nothing but their tombstone, or do not any more."""
+        for home, _, au in self.by_home(slots, units):
+            home.scope.pending_au += sign * au
