@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from xkv_gateway.card.transfer import Placed
-    from xkv_gateway.core.arrays import U32, U64
+    from xkv_gateway.core.arrays import U64
     from xkv_gateway.core.records import Record
     from xkv_gateway.core.types import (
         CommitOutcome,
@@ -134,7 +134,7 @@ class MixesScopes(Engine):
 
 
 class _FreesCancelled(Removal):
-    def cancel(self, slots: U32) -> None:
+    def cancel(self, slots: Any) -> None:
         super().cancel(slots)
         if len(slots):
             super().abandon(slots, None)
