@@ -78,7 +78,7 @@ class Reads:
                 state.counters.load_misses += len(request.keys)
                 return [None] * len(request.keys)
             slots, found = lease.covered(low, high, table.digest_low, table.digest_high)
-        pinned = slots if found.all() else slots[found]
+        pinned = slots if np.count_nonzero(found) == len(found) else slots[found]
         state.counters.load_hits += len(pinned)
         state.counters.load_misses += len(slots) - len(pinned)
         if not len(pinned):
@@ -194,11 +194,11 @@ class Reads:
         table = self._state.slots
         slots = np.array([plan.slot for plan in plans], np.intp)
         generations = np.array([plan.generation for plan in plans], np.uint32)
-        enough = table.pins.take(slots).all()
+        enough = np.count_nonzero(table.pins.take(slots)) == len(slots)
         if enough and has_repetitions(slots):
             unique, counts = np.unique(slots, return_counts=True)
-            enough = (table.pins[unique] >= counts).all()
-        if not enough or (table.generation[slots] != generations).any():
+            enough = bool((table.pins[unique] >= counts).all())
+        if not enough or np.count_nonzero(table.generation.take(slots) != generations):
             msg = "a load was ended twice"
             raise StalePlan(msg)
         return slots

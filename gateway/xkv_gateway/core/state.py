@@ -56,7 +56,7 @@ class EngineState:
     def homes_of(self, slots: Slots) -> Iterator[tuple[Home, int]]:
         """The homes of some slots, each with how many of the slots are its."""
         idents = self.slots.home[slots]
-        if len(idents) and (idents == idents[0]).all():
+        if len(idents) and np.count_nonzero(idents == idents[0]) == len(idents):
             yield self.names.home(int(idents[0])), len(idents)
             return
         unique, counts = np.unique(idents, return_counts=True)
