@@ -19,6 +19,7 @@ from xkv_gateway.card.ownership import Owner
 from xkv_gateway.card.runs import DataArea
 from xkv_gateway.card.save import Save
 from xkv_gateway.card.store import CardStore
+from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import BeginLoad, BeginStore, EngineLimits, LoadStatus
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ def limits_of(layout: Layout) -> EngineLimits:
         lease_ttl_max_ns=60_000_000_000,
         leases_per_scope_max=100,
         leased_bytes_per_scope_max=SIZE_BYTES,
-        eviction_high_watermark=0.95,
-        eviction_low_watermark=0.9,
+        eviction=EvictionRules(trigger_watermark=0.95, eviction_ratio=0.05),
     )
 
 

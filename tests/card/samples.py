@@ -22,6 +22,8 @@ from xkv_gateway.core.records import (
     PutBatch,
     Record,
     ScopeNamed,
+    TenantRecord,
+    TenantsKnownRecord,
     WipeRecord,
 )
 from xkv_gateway.core.types import Lsn
@@ -66,8 +68,8 @@ HEARTBEAT: Final = Heartbeat(RUN, 9, 5, 1_700_000_002_000_000_000, 1000, "host-a
 
 
 def records(first_lsn: int = 1) -> list[Record]:
-    """One record of each kind; a put of three objects with one, none and two extents."""
-    lsns = iter(range(first_lsn, first_lsn + 7))
+    """Records of each kind; a put of three objects with one, none and two extents."""
+    lsns = iter(range(first_lsn, first_lsn + 13))
     u32, u64 = np.uint32, np.uint64
     return [
         NamespaceNamed(Lsn(next(lsns)), 0, "llama-70b/ä"),
@@ -90,6 +92,12 @@ def records(first_lsn: int = 1) -> list[Record]:
         FreedBatch(Lsn(next(lsns)), np.array([1], u32), np.array([0], u32)),
         WipeRecord(Lsn(next(lsns)), "llama-70b/ä", b"\x00tenant\xff"),
         WipeRecord(Lsn(next(lsns)), "", None),
+        TenantRecord(Lsn(next(lsns)), b"\x00tenant\xff", 5 << 30, "käse"),
+        TenantRecord(Lsn(next(lsns)), b"", 0, None),
+        TenantRecord(Lsn(next(lsns)), b"named", None, "n"),
+        TenantRecord(Lsn(next(lsns)), b"gone", None, None),
+        TenantsKnownRecord(Lsn(next(lsns)), known=False),
+        TenantsKnownRecord(Lsn(next(lsns)), known=True),
     ]
 
 

@@ -82,7 +82,7 @@ def test_batches_come_back_in_order_with_their_records() -> None:
     assert not start.body
     found = decode_records(first.body, first.header.first_lsn, first.header.record_count)
     assert list(map(plain, found)) == list(map(plain, records(1)))
-    assert (second.header.first_lsn, second.header.last_lsn) == (8, 10)
+    assert (second.header.first_lsn, second.header.last_lsn) == (14, 16)
     assert [start.header.after, first.header.after] == [placed.after for placed in image.placed[:2]]
     assert end.point == image.point
     assert end.tail is Tail.EMPTY

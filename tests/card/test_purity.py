@@ -33,5 +33,6 @@ def test_a_pure_module_imports_nothing_but_pure_ones(name: str) -> None:
     assert ours <= {f"xkv_gateway.card.{pure}" for pure in PURE} | {
         "xkv_gateway.card",
         "xkv_gateway.core.records",
+        "xkv_gateway.core.tenancy",
         "xkv_gateway.core.types",
     }

@@ -72,10 +72,12 @@ def test_the_object_limit_makes_room_like_the_capacity_does() -> None:
 
 
 def test_the_watermark_counts_bytes_and_overshoots_by_less_than_one_object() -> None:
-    world = World(capacity_au=1100, max_objects=2000, rules=EvictionRules(trigger_watermark=0.8, eviction_ratio=0.13))
+    world = World(
+        capacity_au=1100, max_objects=2000, rules=EvictionRules(trigger_watermark=0.8, eviction_ratio=0.13)
+    )
     world.store([b"huge"], 800 * 1024)
-    for i in range(0, 79, 5):
-        world.store(keys(5, f"s{i}"))
+    for i in range(79):
+        world.store(keys(1, f"s{i}"))
     assert world.engine.next_deadline() is None
     world.store([b"one more"])
     assert world.engine.next_deadline() == world.now_ns
@@ -85,7 +87,9 @@ def test_the_watermark_counts_bytes_and_overshoots_by_less_than_one_object() -> 
     assert world.engine.counters.evicted_watermark == 1
     assert world.engine.counters.eviction_passes == 1
     assert world.engine.next_deadline() is None
-    small = World(capacity_au=100, max_objects=200, rules=EvictionRules(trigger_watermark=0.8, eviction_ratio=0.13))
+    small = World(
+        capacity_au=100, max_objects=200, rules=EvictionRules(trigger_watermark=0.8, eviction_ratio=0.13)
+    )
     for name in keys(81):
         small.store([name])
     small.wait(0)
@@ -200,7 +204,9 @@ def test_many_writers_of_one_key_leave_exactly_one_value_and_its_usage() -> None
 
 def test_many_hands_in_random_order_never_break_an_invariant() -> None:
     dice = random.Random(7)
-    world = World(capacity_au=64, max_objects=64, rules=EvictionRules(trigger_watermark=0.9, eviction_ratio=0.22))
+    world = World(
+        capacity_au=64, max_objects=64, rules=EvictionRules(trigger_watermark=0.9, eviction_ratio=0.22)
+    )
     writes: list[WritePlan] = []
     for _ in range(1500):
         scope = dice.choice([b"", b"a", b"b"])

@@ -74,11 +74,20 @@ def test_large_batches_are_cut_into_records_of_bounded_size() -> None:
     count = RECORD_OBJECTS_MAX + 10
     world = World(capacity_au=count, max_objects=count)
     world.store(keys(count))
-    world.engine.wipe("n", None, world.now_ns)
+    world.delete(keys(count))
     world.persist()
     for kind in (PutBatch, DeleteBatch, FreedBatch):
         sizes = [len(record.slots) for record in world.records if isinstance(record, kind)]
         assert sizes == [RECORD_OBJECTS_MAX, 10]
+
+
+def test_a_wipe_is_one_record_by_name_before_those_of_its_objects() -> None:
+    world = World()
+    world.store(keys(3))
+    world.engine.wipe("n", None, world.now_ns)
+    world.persist()
+    kinds = [type(record) for record in world.records]
+    assert kinds.index(WipeRecord) < kinds.index(DeleteBatch)
     (wipe,) = (record for record in world.records if isinstance(record, WipeRecord))
     assert (wipe.namespace, wipe.scope) == ("n", None)
 

@@ -102,7 +102,7 @@ class Client:
                 oracle.store_answered(attempts, [status] * len(attempts), errors_before)
 
         reply, _ = await gateway.ask(self._peer, request, [] if region else payloads, judge)
-        self._region_done(token, region, gateway)
+        _close_region(token, region, gateway, self._oracle)
         self._say("store", reply)
         return reply.results if isinstance(reply, m.StoreReply) else []
 
@@ -142,7 +142,7 @@ class Client:
         reply, payloads = await gateway.ask(self._peer, request, (), judge)
         if region is None and isinstance(reply, m.LoadReply):
             self._judge_inline(asked, reply, payloads)
-        self._region_done(token, region, gateway)
+        _close_region(token, region, gateway, self._oracle)
         self._say("load", reply)
 
     def _judge_inline(self, asked: LoadAsked, reply: m.LoadReply, payloads: list[bytes]) -> None:
@@ -255,13 +255,6 @@ class Client:
         region = gateway.regions.by_token[token] = SimRegion(sum(sizes))
         return token, region
 
-    def _region_done(self, token: bytes | None, region: SimRegion | None, gateway: Gateway) -> None:
-        if token is None or region is None:
-            return
-        if not region.guards_intact():
-            self._oracle.blame("bytes were written outside of a region")
-        del gateway.regions.by_token[token]
-
     def _say(self, what: str, reply: m.Reply | RpcError) -> None:
         if isinstance(reply, RpcError):
             self._note(f"client {self._peer}: {what} -> {reply.code}")
@@ -272,3 +265,11 @@ class Client:
             self._note(
                 f"client {self._peer}: {what} -> {', '.join(results) if results is not None else 'done'}"
             )
+
+
+def _close_region(token: bytes | None, region: SimRegion | None, gateway: Gateway, oracle: Oracle) -> None:
+    if token is None or region is None:
+        return
+    if not region.guards_intact():
+        oracle.blame("bytes were written outside of a region")
+    del gateway.regions.by_token[token]

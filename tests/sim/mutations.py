@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from xkv_gateway.card.transfer import Placed
-    from xkv_gateway.core.arrays import U32, U64
+    from xkv_gateway.core.arrays import U64
     from xkv_gateway.core.records import Record
     from xkv_gateway.core.types import (
         CommitOutcome,
@@ -116,8 +116,26 @@ class WipeSparesLeases(Engine):
     def wipe(self, namespace: str, scope: bytes | None, now_ns: int) -> WipeOutcome:
         outcome = super().wipe(namespace, scope, now_ns)
         for lease in self._state.leases.by_id.values():
-            lease.wiped = False
+            lease.home = _Spared(lease.home)  # type: ignore[assignment]
         return outcome
+
+
+class _Spared:
+    """A home that does not know that it was wiped."""
+
+    condemned = False
+
+    def __init__(self, home: object) -> None:
+        self._home = home
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._home, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "_home":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._home, name, value)
 
 
 class _ScopelessDigester(Digester):
@@ -134,7 +152,7 @@ class MixesScopes(Engine):
 
 
 class _FreesCancelled(Removal):
-    def cancel(self, slots: U32) -> None:
+    def cancel(self, slots: Any) -> None:
         super().cancel(slots)
         if len(slots):
             super().abandon(slots, None)

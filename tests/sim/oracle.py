@@ -204,6 +204,10 @@ class Oracle:
         for attempt in everything:
             if attempt.answered is None:
                 attempt.status, attempt.answered = "unknown", self._sequence
+            if not attempt.gone_for_good:
+                attempt.gone = (
+                    NEVER  # a wipe that was not durable yet: whether it happened is seen from what is back
+                )
         return everything
 
     def restarted_cold(self) -> None:

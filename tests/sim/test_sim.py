@@ -11,7 +11,7 @@ import pytest
 from tests.sim.world import play
 
 STEPS = 300
-FIXED_SEEDS = range(48)
+FIXED_SEEDS = range(40)
 GROUP = 8
 FRESH_SEEDS = 4
 

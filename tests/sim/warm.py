@@ -167,10 +167,18 @@ class CardGateway(Gateway):
 
 
 class WarmWorld(World):
-    """The run of one seed on a real card session."""
+    """The run of one seed on a real card session.
 
-    def __init__(self, seed: int, steps: int) -> None:
+    Args:
+        seed: of everything.
+        steps: operations.
+        reopens_at_once: whether the next run begins right after an orderly end, while writes of unknown outcome may
+            still land, or only when they have settled.
+    """
+
+    def __init__(self, seed: int, steps: int, *, reopens_at_once: bool = False) -> None:
         super().__init__(seed, steps)
+        self.reopens_at_once = reopens_at_once
         self._quiet_s = QUIET_S
         swarm = self.swarm
         limits = swarm.settings.limits
@@ -258,6 +266,8 @@ class WarmWorld(World):
             await old.session.stop()
             await old.kill()
             await old.device.aclose()
+            if not self.reopens_at_once:
+                await asyncio.sleep(self._faults.settle_ns / 1e9)
         self._collect()
         await self._start_gateway()
         self._restarting = False
@@ -293,6 +303,6 @@ def _digest(engine: Engine, namespace: str, scope: bytes, key: bytes) -> tuple[i
     return int(low[0]), int(high[0])
 
 
-def play_warm(seed: int, steps: int) -> Report:
+def play_warm(seed: int, steps: int, *, reopens_at_once: bool = False) -> Report:
     """Play one seed on a real card session. Raises Violation."""
-    return WarmWorld(seed, steps).run()
+    return WarmWorld(seed, steps, reopens_at_once=reopens_at_once).run()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from tests.sim.faults import Faults
 from tests.sim.gateway import Settings
 from tests.sim.values import Identity
+from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import EngineLimits
 
 if TYPE_CHECKING:
@@ -126,8 +127,11 @@ def draw(rng: random.Random) -> Swarm:
         lease_ttl_max_ns=rng.choice((20, 300, 5000)) * NS_PER_MS,
         leases_per_scope_max=rng.choice((2, 8, 64)),
         leased_bytes_per_scope_max=au_bytes * rng.choice((units // 4, units)),
-        eviction_high_watermark=rng.choice((low, 0.95, 1.0)) if low < 0.95 else 1.0,
-        eviction_low_watermark=low,
+        eviction=EvictionRules(
+            trigger_watermark=rng.choice((low, 0.95, 1.0)),
+            eviction_ratio=1 - low,
+            interval_ns=(1 if low < 0.9 else 1000) * NS_PER_MS,
+        ),
         corrupt_hold_ns=rng.choice((100, 600_000)) * NS_PER_MS,
     )
     kept = {name: weight for name, weight in WEIGHTS.items() if name in ALWAYS or rng.random() < 0.65}

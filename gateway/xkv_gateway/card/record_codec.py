@@ -14,7 +14,13 @@ import numpy as np
 
 from xkv_gateway.card.format_errors import BadField, Truncated
 from xkv_gateway.card.structure import align_up
-from xkv_gateway.card.tables import EXTENTS_PER_OBJECT_MAX, NAMESPACE_BYTES_MAX, SCOPE_BYTES_MAX
+from xkv_gateway.card.tables import (
+    EXTENTS_PER_OBJECT_MAX,
+    NAMESPACE_BYTES_MAX,
+    SCOPE_BYTES_MAX,
+    TenantKind,
+    tenant_kind,
+)
 from xkv_gateway.core.records import (
     RECORD_OBJECTS_MAX,
     DeleteBatch,
@@ -23,8 +29,11 @@ from xkv_gateway.core.records import (
     NamespaceNamed,
     PutBatch,
     ScopeNamed,
+    TenantRecord,
+    TenantsKnownRecord,
     WipeRecord,
 )
+from xkv_gateway.core.tenancy import LIMIT_BYTES_MAX
 from xkv_gateway.core.types import Lsn
 
 if TYPE_CHECKING:
@@ -57,6 +66,7 @@ class RecordKind(IntEnum):
     DELETE = 4
     FREED = 5
     WIPE = 6
+    TENANT = 7
 
 
 PER_OBJECT: Final = {
@@ -149,6 +159,14 @@ def encode_record(record: Record) -> bytes:
             namespace, scope = record.namespace.encode(), record.scope or b""
             counts = (len(namespace), len(scope))
             return _frame(RecordKind.WIPE, int(record.scope is None), counts, record.lsn, [namespace, scope])
+        case TenantRecord():
+            name = (record.name or "").encode()
+            kind = tenant_kind(record.limit_bytes, record.name)
+            parts = [(record.limit_bytes or 0).to_bytes(8, "little"), record.scope, name]
+            return _frame(RecordKind.TENANT, kind, (len(record.scope), len(name)), record.lsn, parts)
+        case TenantsKnownRecord():
+            kind = TenantKind.COMPLETE if record.known else TenantKind.OTHERS_LOST
+            return _frame(RecordKind.TENANT, kind, (0, 0), record.lsn, [bytes(8)])
 
 
 def _frame(kind: RecordKind, flags: int, counts: tuple[int, int], lsn: int, parts: Iterable[bytes]) -> bytes:
@@ -224,8 +242,25 @@ def _decode_one(reader: _FrameReader, kind: int, flags: int, counts: tuple[int, 
             namespace = reader.text(count)
             scope = reader.name(extents, SCOPE_BYTES_MAX)
             return WipeRecord(lsn, namespace, None if flags else scope)
+        case RecordKind.TENANT:
+            return _decode_tenant(reader, flags, counts, lsn)
         case _:
             raise BadField(_NAME, "kind", f"unknown kind {kind}")
+
+
+def _decode_tenant(
+    reader: _FrameReader, flags: int, counts: tuple[int, int], lsn: Lsn
+) -> TenantRecord | TenantsKnownRecord:
+    _require(flags in set(TenantKind), "flags", "not possible")
+    limit_bytes = reader.integer(8)
+    scope, name = reader.name(counts[0], SCOPE_BYTES_MAX), reader.text(counts[1])
+    if flags in {TenantKind.OTHERS_LOST, TenantKind.COMPLETE}:
+        _require(not scope and not name and not limit_bytes, "count", "a statement on all tenants names one")
+        return TenantsKnownRecord(lsn, flags == TenantKind.COMPLETE)
+    _require(limit_bytes <= LIMIT_BYTES_MAX, "limit", "more than there can be")
+    _require(flags == TenantKind.LIMITED or not limit_bytes, "limit", "of a tenant without one")
+    _require(bool(name) == (flags == TenantKind.NAMED) or flags == TenantKind.LIMITED, "name", "not possible")
+    return TenantRecord(lsn, scope, limit_bytes if flags == TenantKind.LIMITED else None, name or None)
 
 
 def _decode_put(reader: _FrameReader, counts: tuple[int, int], lsn: Lsn) -> PutBatch:
@@ -272,8 +307,8 @@ class _FrameReader:
     def rows(self, arrays: int, count: int, code: str) -> Any:
         return self.array(arrays * count, code).reshape(arrays, count)
 
-    def integer(self) -> int:
-        return int.from_bytes(self._take(4), "little")
+    def integer(self, size_bytes: int = 4) -> int:
+        return int.from_bytes(self._take(size_bytes), "little")
 
     def name(self, size_bytes: int, limit_bytes: int) -> bytes:
         _require(size_bytes <= limit_bytes, "name", "too long")

@@ -30,6 +30,30 @@ class ObjectState(IntEnum):
     """Gone for lookups; its units are free once a `freed` record says so, or the reader knows that nobody reads them."""
     QUARANTINED = 3
     """Gone for lookups; a write may still land on its units, or they gave wrong bytes."""
+    WIPED = 4
+    """As doomed, and its units are erased and read back before they are free."""
+
+
+class TenantKind(IntEnum):
+    """What a row of `quotas`, or a tenant record, says. Fixed by the format."""
+
+    NAMED = 0
+    """A name, without a limit."""
+    LIMITED = 1
+    """A limit, and perhaps a name."""
+    REMOVED = 2
+    """Not registered any more."""
+    OTHERS_LOST = 3
+    """Of no tenant: damage took rows away, so one without a row may have had one."""
+    COMPLETE = 4
+    """Of no tenant: the operator has said that those that are there are all."""
+
+
+def tenant_kind(limit_bytes: int | None, name: str | None) -> TenantKind:
+    """Return the kind of a tenant's row."""
+    if limit_bytes is not None:
+        return TenantKind.LIMITED
+    return TenantKind.REMOVED if name is None else TenantKind.NAMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +144,7 @@ QUOTAS: Final = Table(
         ("scope", f"V{SCOPE_BYTES_MAX}"),
         ("label_bytes", "u1"),
         ("scope_bytes", "u1"),
-        ("has_limit", "u1"),
+        ("kind", "u1"),
     ),
 )
 

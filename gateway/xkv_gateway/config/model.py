@@ -171,27 +171,44 @@ class AdminConfig(Section):
 
 
 class EvictionConfig(Section):
-    """When the least recently used objects make room."""
+    """Making room, and quotas."""
 
-    high_watermark: float = Field(
-        default=0.95,
+    policy: Literal["LRU", "IsolatedLRU", "noop"] = Field(
+        default="LRU",
+        description="Whose objects go when the card is full. LRU: the least recently used of all. IsolatedLRU: those"
+        " of the tenant that uses the greatest part of its quota. noop: nobody's; a full card refuses stores, and"
+        " quotas do not apply.",
+    )
+    trigger_watermark: float = Field(
+        default=0.8,
         gt=0,
         le=1,
-        description="Share of the card's bytes in use at which background eviction starts ...",
+        description="Share of the card's bytes in use (with soft enforcement also: of a tenant's quota) at which"
+        " objects go in the background ...",
     )
-    low_watermark: float = Field(default=0.90, gt=0, le=1, description="... and the share at which it stops.")
+    eviction_ratio: float = Field(
+        default=0.2, gt=0, le=1, description="... and the share of what is in use that goes then."
+    )
+    interval_s: float = Field(
+        default=1.0, ge=0.01, le=3600, description="Time between two looks in the background, in seconds."
+    )
+    enforcement: Literal["hard", "soft"] = Field(
+        default="hard",
+        description="hard: a store that would pass its tenant's quota evicts that tenant's oldest objects first, and"
+        " what cannot fit is refused. soft: it is accepted, and the excess goes in the background.",
+    )
+    unregistered_limit: Size = Field(
+        default=0,
+        ge=0,
+        le=(1 << 63) - 1,
+        description="Quota of a tenant that has none of its own. Only with IsolatedLRU; with LRU it has no limit.",
+    )
     store_wait_ms: int = Field(
         default=5_000,
         ge=0,
         le=60_000,
         description="How long a store waits for room that is being made for it.",
     )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.low_watermark > self.high_watermark:
-            raise ValueError("eviction.low_watermark: must not be above eviction.high_watermark")
-        return self
 
 
 class NvmeConfig(Section):

@@ -36,10 +36,9 @@ class Accounts:
     def by_home(self, slots: Slots, units: I64) -> Iterator[tuple[Home, int, int]]:
         """The homes of some slots, each with how many objects and units are its."""
         idents = self._home.take(slots)
-        if not len(idents):
-            return
-        if (idents == idents[0]).all():
-            yield self._names.home(int(idents[0])), len(idents), int(units.sum())
+        if len(idents) < 2 or np.count_nonzero(idents == idents[0]) == len(idents):
+            if len(idents):
+                yield self._names.home(int(idents[0])), len(idents), int(units.sum())
             return
         unique, of_slot = np.unique(idents, return_inverse=True)
         counts = np.bincount(of_slot).tolist()

@@ -142,7 +142,7 @@ class Allocator:
         """The common case: the whole batch fits right behind the cursor."""
         start = self._cursor
         piece = self._free[start : start + total]
-        if len(piece) < total or not piece.all():
+        if np.count_nonzero(piece) < total:
             return False
         piece[:] = 0
         self._count(start, total, -1)

@@ -19,7 +19,6 @@ CELLS: Final = 8
 _FILL: Final = 4
 """Objects a bucket at the object limit."""
 _HALF: Final = np.uint64(32)
-_TAG_MASK: Final = np.uint64(0xFFFFFFFF)
 _EMPTY: Final = 0
 _TAG_MIN: Final = np.uint32(1)
 
@@ -46,6 +45,10 @@ class Index:
 
     def find(self, low: U64, high: U64) -> tuple[Slots, Bools]:
         """Slot of each digest and whether it is held (where it is not, the slot means nothing)."""
+        if len(low) == 1:
+            bucket, tag = self._place_one(int(low[0]))
+            one = self._find_one(bucket, tag, low[0], high[0])
+            return np.array((one or 0,), np.intp), np.array((one is not None,))
         buckets, tags = self._place(low)
         rows = self._tags.take(buckets, axis=0)
         match = rows == tags[:, None]
@@ -69,6 +72,11 @@ class Index:
 
     def insert(self, slots: Slots) -> None:
         """Add slots whose digests are in the slot arrays already; none may be held yet."""
+        if len(slots) == 1:
+            slot = int(slots[0])
+            self._insert_one(*self._place_one(int(self._low[slot])), slot)
+            self.count += 1
+            return
         buckets, tags = self._place(self._low[slots])
         empty = self._tags[buckets] == _EMPTY
         cell = empty.argmax(axis=1) + buckets * CELLS
@@ -108,9 +116,12 @@ class Index:
         np.maximum(tags, _TAG_MIN, out=tags)
         return places.view(np.int64), tags
 
+    def _place_one(self, low: int) -> tuple[int, int]:
+        return (low >> 32) * self._bucket_count >> 32, max(1, low & 0xFFFFFFFF)
+
     def _find_one(self, bucket: int, tag: int, low: np.uint64, high: np.uint64) -> int | None:
-        tags, cells = self._tags[bucket].tolist(), self._cells[bucket].tolist()
-        inside = [slot for slot, each in zip(cells, tags, strict=True) if each == tag]
+        tags = self._tags[bucket].tolist()
+        inside = [int(self._cells[bucket, i]) for i, each in enumerate(tags) if each == tag]
         for slot in inside + self._overflow.get(bucket, []):
             if self._low[slot] == low and self._high[slot] == high:
                 return int(slot)
@@ -134,5 +145,4 @@ class Index:
     def _refill(self, bucket: int) -> None:
         waiting = self._overflow.pop(bucket)
         for slot in waiting:
-            tag = max(1, int(self._low[slot]) & int(_TAG_MASK))
-            self._insert_one(bucket, tag, slot)
+            self._insert_one(bucket, self._place_one(int(self._low[slot]))[1], slot)

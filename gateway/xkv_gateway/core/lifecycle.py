@@ -78,6 +78,22 @@ def _compiled() -> U8:
 _TABLE: Final = _compiled()
 
 
+_BY_NUMBER: Final = {(int(state), int(event)): int(after) for (state, event), after in TRANSITIONS.items()}
+
+
+def next_state(state: int, event: Event) -> int:
+    """The state after `event`.
+
+    Raises:
+        IllegalTransition: the pair is not in the table.
+    """
+    after = _BY_NUMBER.get((state, event))
+    if after is None:
+        pair = f"{State(state).name} and {event.name}"
+        raise IllegalTransition(pair)
+    return after
+
+
 def next_states(states: U8, event: Event) -> U8:
     """The states after `event`, for a whole batch.
 

@@ -209,9 +209,10 @@ class Names:
         self.on_new_scope(scope)
         return scope
 
-    def _new_home(self, space: Namespace, tenant: Scope) -> Home:
+    def _new_home(self, space: Namespace, tenant: Scope, *, listed: bool = True) -> Home:
         home = Home(self._home_ids.take(), space, tenant)
-        space.homes[tenant.name] = home
+        if listed:
+            space.homes[tenant.name] = home
         space.refs += 1
         tenant.refs += 1
         if home.ident == len(self.homes):
@@ -238,11 +239,9 @@ class Names:
                 tenant = self._new_scope(scope_id, scope_name)
             assert (space.ident, tenant.ident) == (namespace_id, scope_id), "two ids of one name"
             space.named = tenant.named = True
-            home = self._new_home(space, tenant)
+            home = self._new_home(space, tenant, listed=not condemned)
+            home.wipe = 0 if condemned else None
             made.append(home)
-            if condemned:
-                home.wipe = 0
-                del space.homes[scope_name]
         self._namespace_ids.restore({space.ident for space in self.namespaces.values()})
         self._scope_ids.restore({tenant.ident for tenant in self.scopes.values()})
         return made

@@ -85,7 +85,7 @@ class Reads:
                 self._count_loads(request.scope, 0, len(request.keys))
                 return [None] * len(request.keys)
             slots, found = lease.covered(low, high, table.digest_low, table.digest_high)
-        pinned = slots if found.all() else slots[found]
+        pinned = slots if np.count_nonzero(found) == len(found) else slots[found]
         self._count_loads(request.scope, len(pinned), len(slots) - len(pinned))
         if not len(pinned):
             return [None] * len(slots)
@@ -208,11 +208,11 @@ class Reads:
         table = self._state.slots
         slots = np.array([plan.slot for plan in plans], np.intp)
         generations = np.array([plan.generation for plan in plans], np.uint32)
-        enough = table.pins.take(slots).all()
+        enough = np.count_nonzero(table.pins.take(slots)) == len(slots)
         if enough and has_repetitions(slots):
             unique, counts = np.unique(slots, return_counts=True)
-            enough = (table.pins[unique] >= counts).all()
-        if not enough or (table.generation[slots] != generations).any():
+            enough = bool((table.pins[unique] >= counts).all())
+        if not enough or np.count_nonzero(table.generation.take(slots) != generations):
             msg = "a load was ended twice"
             raise StalePlan(msg)
         return slots

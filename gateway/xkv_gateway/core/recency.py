@@ -187,7 +187,7 @@ class Recency:
         # Where a slot occurs twice the last assignment stays, so exactly one of its entries is valid.
         self.stamp_of[backwards] = stamps
         valid = self.stamp_of[backwards] == stamps
-        if not valid.all():
+        if np.count_nonzero(valid) != count:
             backwards, stamps = backwards[valid], stamps[valid]
         if self.parked:
             self._unpark(backwards)

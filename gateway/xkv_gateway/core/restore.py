@@ -8,6 +8,7 @@ they name it by slot and generation, so a record that does not fit what is there
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -40,6 +41,18 @@ if TYPE_CHECKING:
 
 INSERT_BATCH: Final = 8192
 """Slots entered into the index together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Rows as they were read, before anything is dropped: for a check of the card. All arrays are parallel."""
+
+    slots: U32
+    live: Bools
+    named: Bools
+    """Whether the namespace and the scope have names."""
+    repeated: Bools
+    """Whether a live row of the same identity exists."""
 
 
 class Restored:
@@ -224,6 +237,16 @@ class Restored:
         """Tell the LSN that the journal ends with, whether or not all records up to it could be read."""
         self.last_lsn = Lsn(last_lsn)
 
+    def listing(self) -> Listing:
+        """Return the rows."""
+        slots = np.flatnonzero(self._row_state).astype(np.uint32)
+        live = self._row_state[slots] == ROW_LIVE
+        keys = np.stack((self.table.digest_low[slots], self.table.digest_high[slots]), axis=1)
+        _, of_row, count = np.unique(keys[live], axis=0, return_inverse=True, return_counts=True)
+        repeated = np.zeros(len(slots), np.bool_)
+        repeated[live] = count[of_row.reshape(-1)] > 1
+        return Listing(slots, live, self._have_names(slots), repeated)
+
     def note_damage(self) -> None:
         """Tell that records are missing: what is left may contradict itself, and is looked through."""
         self._damaged = True
@@ -262,12 +285,15 @@ class Restored:
 
     def _named(self, slots: U32) -> U32:
         """Drop objects whose namespace or scope nobody named."""
-        namespaces = np.array(sorted(self._namespaces), np.uint32)
-        scopes = np.array(sorted(self._scopes), np.uint32)
-        good = np.isin(self._namespace_id[slots], namespaces) & np.isin(self._scope_id[slots], scopes)
+        good = self._have_names(slots)
         self.dropped_objects += int(len(good) - good.sum())
         self._row_state[slots[~good]] = 0
         return slots[good]
+
+    def _have_names(self, slots: U32) -> Bools:
+        namespaces = np.array(sorted(self._namespaces), np.uint32)
+        scopes = np.array(sorted(self._scopes), np.uint32)
+        return np.isin(self._namespace_id[slots], namespaces) & np.isin(self._scope_id[slots], scopes)
 
     def _join_homes(self, state: EngineState, slots: U32, live: Bools) -> None:
         if not len(slots):

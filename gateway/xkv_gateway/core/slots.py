@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from .lifecycle import Event, State, next_states
+from .arrays import NO_SLOTS
+from .lifecycle import Event, State, next_state, next_states
 
 if TYPE_CHECKING:
     from .accounts import Accounts
@@ -94,6 +95,8 @@ class SlotTable:
 
     def units(self, slots: Slots) -> I64:
         """Units that each object occupies."""
+        if len(slots) == 1:
+            return np.array((-(-int(self.size_bytes[slots[0]]) // self.au_bytes),), np.int64)
         return self.units_of_bytes(self.size_bytes.take(slots).astype(np.int64))
 
     def units_of_bytes(self, sizes_bytes: I64) -> I64:
@@ -126,19 +129,19 @@ class SlotTable:
         if not len(slots):
             return
         before = self.state.take(slots)
-        after = next_states(before, event)
         units = self.units(slots)
-        self.state[slots] = after
-        first = int(before[0])
-        if (before == first).all():
-            self._shift(slots, units, first, int(after[0]))
+        if len(slots) == 1 or np.count_nonzero(before == before[0]) == len(slots):
+            old = int(before[0])
+            self.state[slots] = new = next_state(old, event)
+            self._shift(slots, units, old, new)
         else:
+            self.state[slots] = after = next_states(before, event)
             for state in np.unique(before).tolist():
                 which = before == state
                 self._shift(slots[which], units[which], state, int(after[which][0]))
         if event is Event.DOOM:
             guarded = self.guarded(slots) & (before == State.LIVE)
-            if guarded.any():
+            if np.count_nonzero(guarded):
                 self._count_guarded(slots[guarded], units[guarded], -1)
 
     def _shift(self, slots: Slots, units: I64, before: int, after: int) -> None:
@@ -160,9 +163,10 @@ class SlotTable:
         """Count a lease on each of the slots (LIVE, no repetitions)."""
         before = self.leases.take(slots)
         first = before == 0
-        if first.any():
+        fresh = np.count_nonzero(first)
+        if fresh:
             units = self.units(slots)
-            self.leased_au += int(units.sum() if first.all() else units[first].sum())
+            self.leased_au += int((units if fresh == len(slots) else units[first]).sum())
             first &= self.pins.take(slots) == 0
             self._count_some_guarded(slots, units, first, 1)
         before += 1
@@ -175,21 +179,24 @@ class SlotTable:
             The slots that have no guard left.
         """
         left = self.leases.take(slots)
-        assert left.all(), "a lease ended twice"
+        assert np.count_nonzero(left) == len(slots), "a lease ended twice"
         left -= 1
         self.leases[slots] = left
-        last: Slots = slots[left == 0] if left.any() else slots
+        last: Slots = slots[left == 0] if np.count_nonzero(left) else slots
         if len(last):
             units = self.units(last)
             self.leased_au -= int(units.sum())
             pinned = self.pins.take(last) != 0
-            if pinned.any():
+            if np.count_nonzero(pinned):
                 last, units = last[~pinned], units[~pinned]
             self._count_some_guarded(last, units, self.state.take(last) == State.LIVE, -1)
         return last
 
     def pin(self, slots: Slots) -> None:
         """Pin slots for an I/O; a slot that occurs twice gets two pins."""
+        if len(slots) == 1:
+            self._pin_one(int(slots[0]), slots)
+            return
         repeated = has_repetitions(slots)
         guarded = self.guarded(slots)
         if not guarded.all():
@@ -208,6 +215,8 @@ class SlotTable:
         Returns:
             The slots that have no guard left, without repetitions.
         """
+        if len(slots) == 1:
+            return self._unpin_one(int(slots[0]), slots)
         assert self.pins.take(slots).all(), "an I/O ended twice"
         repeated = has_repetitions(slots)
         if repeated:
@@ -221,10 +230,27 @@ class SlotTable:
             self._count_some_guarded(last, self.units(last), self.state.take(last) == State.LIVE, -1)
         return last
 
+    def _pin_one(self, slot: int, slots: Slots) -> None:
+        pins = int(self.pins[slot])
+        self.pins[slot] = pins + 1
+        if not pins and not self.leases[slot] and self.state[slot] == State.LIVE:
+            self._count_guarded(slots, self.units(slots), 1)
+
+    def _unpin_one(self, slot: int, slots: Slots) -> Slots:
+        pins = int(self.pins[slot])
+        assert pins, "an I/O ended twice"
+        self.pins[slot] = pins - 1
+        if pins > 1 or self.leases[slot]:
+            return NO_SLOTS
+        if self.state[slot] == State.LIVE:
+            self._count_guarded(slots, self.units(slots), -1)
+        return slots
+
     def _count_some_guarded(self, slots: Slots, units: I64, which: Bools, sign: int) -> None:
-        if which.all():
+        count = np.count_nonzero(which)
+        if count == len(which):
             self._count_guarded(slots, units, sign)
-        elif which.any():
+        elif count:
             self._count_guarded(slots[which], units[which], sign)
 
     def _count_guarded(self, slots: Slots, units: I64, sign: int) -> None:

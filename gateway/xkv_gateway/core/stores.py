@@ -54,12 +54,13 @@ class Stores:
         units = table.units_of_bytes(sizes)
         oversize = (sizes > limits.object_bytes_max) | (units > limits.capacity_au)
         entries: Entries = [None] * len(request.keys)
-        if held.any():
+        if np.count_nonzero(held):
             self._note_held(slots, np.flatnonzero(held).tolist(), entries)
-        for i in np.flatnonzero(oversize & ~held).tolist():
-            entries[i] = StoreStatus.TOO_LARGE
-            state.counters.too_large += 1
-        wanted = np.flatnonzero(~held & ~oversize)
+        if np.count_nonzero(oversize):
+            for i in np.flatnonzero(oversize & ~held).tolist():
+                entries[i] = StoreStatus.TOO_LARGE
+                state.counters.too_large += 1
+        wanted = (~(held | oversize)).nonzero()[0]
         kept = slots[held & (table.state[slots] == State.LIVE)]
         if request.keep:
             kept = np.union1d(kept, self._still_live(request.keep))
@@ -91,7 +92,7 @@ class Stores:
             lsn = self._record(stored)
             state.counters.stored += len(stored)
             self._count_stored(stored)
-        if not ready.all():
+        if len(stored) != len(slots):
             self._removal.abandon(slots[current & ~ready], None)
             state.counters.cancelled += len(slots) - len(stored)
         statuses = [StoreStatus.STORED if ok else StoreStatus.CANCELLED for ok in ready.tolist()]
@@ -220,8 +221,12 @@ class Stores:
 
     def _put(self, lsn: Lsn, slots: Slots) -> PutBatch:
         table, names = self._state.slots, self._state.names
-        homes, of_slot = np.unique(table.home[slots], return_inverse=True)
-        owners = [names.home(ident) for ident in homes.tolist()]
+        homes = table.home.take(slots)
+        if np.count_nonzero(homes == homes[0]) == len(homes):
+            owners, of_slot = [names.home(int(homes[0]))], np.zeros(len(homes), np.intp)
+        else:
+            idents, of_slot = np.unique(homes, return_inverse=True)
+            owners = [names.home(ident) for ident in idents.tolist()]
         starts, counts = table.start_au[slots], table.count_au[slots]
         extent_counts = (counts > 0).astype(np.uint8)
         if any(slot in table.others for slot in slots.tolist()) if table.others else False:

@@ -108,6 +108,7 @@ class Wiping:
     def restore(self, slots: Slots) -> None:
         """Begin with doomed objects (in homes condemned by RESUMED) that an earlier run wiped and did not erase."""
         if len(slots):
+            self._state.slots.tombstoned[slots] = True
             self._remember(WipeCounts(RESUMED, "", None, erase=True, scanned=True))
             self._mark(slots)
 

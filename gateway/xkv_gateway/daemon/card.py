@@ -15,6 +15,7 @@ from xkv_gateway.card.opening import FormatWish, OpenOptions, open_card
 from xkv_gateway.card.ownership import Owner
 from xkv_gateway.card.runs import DataArea
 from xkv_gateway.card.store import CardStore
+from xkv_gateway.core.tenancy import Enforcement, EvictionPolicy, EvictionRules
 from xkv_gateway.core.types import EngineLimits
 
 if TYPE_CHECKING:
@@ -44,8 +45,20 @@ def engine_limits(config: Config, layout: Layout) -> EngineLimits:
         lease_ttl_max_ns=limits.lease_ms * 1_000_000,
         leases_per_scope_max=limits.leases_per_scope,
         leased_bytes_per_scope_max=capacity_bytes // 2 if leased_bytes is None else leased_bytes,
-        eviction_high_watermark=config.eviction.high_watermark,
-        eviction_low_watermark=config.eviction.low_watermark,
+        eviction=eviction_rules(config),
+    )
+
+
+def eviction_rules(config: Config) -> EvictionRules:
+    """Return the rules of eviction."""
+    eviction = config.eviction
+    return EvictionRules(
+        policy=EvictionPolicy(eviction.policy),
+        trigger_watermark=eviction.trigger_watermark,
+        eviction_ratio=eviction.eviction_ratio,
+        interval_ns=round(eviction.interval_s * 1e9),
+        enforcement=Enforcement(eviction.enforcement),
+        unregistered_limit_bytes=eviction.unregistered_limit,
     )
 
 

@@ -83,9 +83,14 @@ def initiator_options(config: NvmeConfig, identity: HostIdentity) -> InitiatorOp
 
 
 async def attach(
-    url: CardUrl, options: InitiatorOptions, *, clock: Callable[[], int], entropy: Callable[[int], bytes]
+    url: CardUrl,
+    options: InitiatorOptions,
+    *,
+    clock: Callable[[], int],
+    entropy: Callable[[int], bytes],
+    read_only: bool = False,
 ) -> AttachedCard:
-    """Return the card, connected.
+    """Return the card, connected; with `read_only` a soft card's file is opened for reading only.
 
     Raises:
         CardUnavailableError: it cannot be reached or does not accept us; nothing is left running.
@@ -94,7 +99,7 @@ async def attach(
         soft_card: SoftCard | None = None
         match url:
             case SoftCardUrl():
-                soft_card = SoftCard(url.path, url.size_bytes, clock=clock)
+                soft_card = SoftCard(url.path, url.size_bytes, clock=clock, read_only=read_only)
                 undo.push_async_callback(soft_card.aclose)
                 ready = await soft_card.start()
                 address = TargetAddress(host=ready.host, port=ready.port, nqn=ready.nqn, nsid=ready.nsid)

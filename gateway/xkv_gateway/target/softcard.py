@@ -97,10 +97,16 @@ def default_size(directory: Path) -> int:
 
 
 class SoftCard:
-    """The process behind `soft:PATH`. `start` once, then `run` in a task, `aclose` in the end."""
+    """The process behind `soft:PATH`. `start` once, then `run` in a task, `aclose` in the end.
 
-    def __init__(self, path: Path, size_bytes: int | None, *, clock: Callable[[], int]) -> None:
+    With `read_only` the file is opened for reading only, and must exist.
+    """
+
+    def __init__(
+        self, path: Path, size_bytes: int | None, *, clock: Callable[[], int], read_only: bool = False
+    ) -> None:
         self._path = path
+        self._read_only = read_only
         self._size_bytes = size_bytes
         self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
@@ -185,8 +191,10 @@ class SoftCard:
         await self._end()
 
     def _command(self) -> list[str]:
-        size = [] if self._size_bytes is None else ["--size", str(self._size_bytes)]
-        command = [sys.executable, "-P", "-m", "xkv_nvmeof.softcard", "--file", str(self._path), *size]
+        how = [] if self._size_bytes is None else ["--size", str(self._size_bytes)]
+        if self._read_only:
+            how = ["--read-only"]
+        command = [sys.executable, "-P", "-m", "xkv_nvmeof.softcard", "--file", str(self._path), *how]
         return [*command, "--listen", "127.0.0.1:0", "--exit-with-stdin"]
 
     def _last_words(self) -> str:

@@ -44,6 +44,7 @@ class Options:
     nqn: str | None
     allowed_hosts: frozenset[str] | None
     exit_with_stdin: bool
+    read_only: bool = False
 
 
 class CardBroken(Exception):  # noqa: N818
@@ -175,6 +176,8 @@ def _run(options: Options) -> None:
         if options.size_bytes is None:
             raise StoreError("a card in memory needs a size")
         store = Store.in_memory(options.size_bytes, options.block_bytes or 4096, os.urandom)
+    elif options.read_only:
+        store = Store.open_read_only(options.file)
     else:
         store = Store.open_file(options.file, options.size_bytes, options.block_bytes, os.urandom)
     try:
@@ -209,6 +212,11 @@ def _run(options: Options) -> None:
     "--allow-host", multiple=True, help="Name (NQN) of a host that may connect; by default every host may."
 )
 @click.option(
+    "--read-only",
+    is_flag=True,
+    help="Refuse every write; for a file that exists. It is opened for reading only.",
+)
+@click.option(
     "--exit-with-stdin", is_flag=True, help="End when stdin ends, so as to die with whoever started it."
 )
 def main(
@@ -221,6 +229,7 @@ def main(
     nqn: str | None,
     allow_host: tuple[str, ...],
     exit_with_stdin: bool,
+    read_only: bool,
 ) -> None:
     """Serve a soft card over NVMe/TCP until SIGTERM or SIGINT.
 
@@ -228,6 +237,8 @@ def main(
     """
     if memory == (file is not None):
         raise click.UsageError("give either --file or --memory")
+    if read_only and (memory or size is not None or block_bytes is not None):
+        raise click.UsageError("--read-only goes with --file alone: the file says what it is")
     if nqn is not None and (
         not nqn.startswith("nqn.") or len(nqn.encode()) > NQN_MAX_BYTES or nqn == DISCOVERY_NQN
     ):
@@ -242,6 +253,7 @@ def main(
         nqn,
         frozenset(allow_host) or None,
         exit_with_stdin,
+        read_only,
     )
     try:
         _run(options)

@@ -146,6 +146,26 @@ class Store:
         return cls(fd, identity)
 
     @classmethod
+    def open_read_only(cls, path: Path) -> Store:
+        """Open a file that exists, to look at it: it is never made, changed or touched, and shared with others who look.
+
+        Raises:
+            StoreError: it is in use, or is not a soft card.
+            OSError: the file system says no.
+        """
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StoreError(f"{path} is in use by another soft card") from error
+            identity = _recognise(fd, os.fstat(fd).st_size, None, None)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, identity)
+
+    @classmethod
     def in_memory(cls, size_bytes: int, block_bytes: int, entropy: Callable[[int], bytes]) -> Store:
         """Blocks in anonymous memory, used as they are written; gone with the process."""
         identity = new_identity(size_bytes, block_bytes, entropy)

@@ -1,0 +1,82 @@
+"""The command line. Commands are imported when they are used; errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from xkv_frontend import __version__
+from xkv_frontend.errors import ExitCode, FrontendError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
+
+COMMANDS: Final = {
+    "serve": "xkv_frontend.cli.serve",
+    "secret": "xkv_frontend.cli.secrets",
+    "salt": "xkv_frontend.cli.secrets",
+    "keys": "xkv_frontend.cli.keys",
+    "verify": "xkv_frontend.cli.checks",
+    "timing": "xkv_frontend.cli.checks",
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Return the command, or None where there is no such one."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        return command
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "auto_envvar_prefix": "XKV_FRONTEND",
+    },
+)
+@click.version_option(__version__, prog_name="xkv-frontend")
+def cli() -> None:
+    """Stand between clients and vLLM, and salt every request from the identity of its sender."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code (errors.ExitCode)."""
+    try:
+        result = cli.main(args=argv, prog_name="xkv-frontend", standalone_mode=False)
+    except FrontendError as error:
+        _complain(str(error), error.advice)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return ExitCode.FORCED
+    except BrokenPipeError:
+        # Whoever read our output went away (`... | head`): not an error, and nobody to tell.
+        sys.stderr.close()
+        return ExitCode.OK
+    except Exception:
+        log.exception("internal error")
+        _complain("internal error, a bug; the trace is above", "")
+        return ExitCode.INTERNAL
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _complain(message: str, advice: str) -> None:
+    click.echo(f"xkv-frontend: {message}", err=True)
+    if advice:
+        click.echo(f"  {advice}", err=True)

@@ -1,0 +1,55 @@
+"""What can go wrong for an operator, and the exit code of the command that says so. One table, `ExitCode`."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `xkv-frontend`, for scripts and service managers."""
+
+    OK = 0
+    """Done; `verify`: tenants are kept apart and keep their cache."""
+    FAILED = 1
+    """`verify`: they are not; `timing`: with salts, a signal was found."""
+    CONFIG = 2
+    """A flag, a variable or a file is wrong; nothing was started."""
+    UNREACHABLE = 3
+    """The front end or vLLM does not answer, or refuses the tool's requests."""
+    ADDRESS_IN_USE = 4
+    """A port is taken."""
+    INCONCLUSIVE = 8
+    """`verify`, `timing`: what was seen proves nothing either way."""
+    INTERNAL = 70
+    """A bug of ours: the log has the trace."""
+    FORCED = 75
+    """`serve`: ended by force, by a second signal."""
+
+
+class FrontendError(Exception):
+    """Base of the errors that end a command with one line for people: what happened, and what to do about it."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+    def __init__(self, message: str, *, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+class ConfigError(FrontendError):
+    """A setting or a file is wrong."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class UnreachableError(FrontendError):
+    """Somebody does not answer as needed."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+class AddressInUseError(FrontendError):
+    """Somebody else listens there."""
+
+    exit_code = ExitCode.ADDRESS_IN_USE

@@ -1,0 +1,97 @@
+"""uvicorn's HTTP/1.1 protocol (h11) with what it lacks for clients that are not trusted.
+
+- A head that does not arrive in time ends the connection, whether it comes slowly or not at all.
+- One request at a time: what a client sends behind a request before that is answered is dropped, and the connection ends with the
+  answer. So a body that is longer than announced never becomes a request, and a client that goes away is always noticed.
+- Requests that cannot be read are answered in JSON.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+HEAD_TIMEOUT_S: Final = 10.0
+HEAD_BYTES_MAX: Final = 64 << 10
+_BAD: Final = b'{"error": {"message": "the request cannot be read as HTTP", "type": "xkv_frontend", "code": "bad_framing"}}'
+
+
+class FrontProtocol(H11Protocol):
+    """One connection."""
+
+    head_timeout_s = HEAD_TIMEOUT_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn does
+        """Start the clock of the first head."""
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came, unless the connection only waits for its last answer."""
+        if not self._closing:
+            super().data_received(data)
+
+    def handle_events(self) -> None:
+        """Read what is there; then see whether a head is on its way, or something came too early."""
+        super().handle_events()
+        if self.transport.is_closing():
+            self._disarm()
+            return
+        if self.conn.their_state is h11.IDLE:
+            if self.conn.trailing_data[0]:
+                self._arm()
+            return
+        self._disarm()
+        running = self.cycle is not None and not self.cycle.response_complete
+        if running and self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
+            self._closing = True
+            self.cycle.keep_alive = False
+            self.flow.resume_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, and close."""
+        del msg
+        self._closing = True
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(_BAD)).encode()),
+                (b"connection", b"close"),
+            ]
+            answer: tuple[h11.Event, ...] = (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=_BAD),
+                h11.EndOfMessage(),
+            )
+            for event in answer:
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _arm(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self.conn.their_state is h11.IDLE:
+            self.transport.abort()
