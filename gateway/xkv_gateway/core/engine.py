@@ -14,7 +14,7 @@ import numpy as np
 from .audit import audit
 from .eviction import Eviction
 from .image import EngineImage
-from .lifecycle import State
+from .lifecycle import ABSENT, COMMITTING, DOOMED, LIVE, QUARANTINED, RESERVED
 from .reads import Reads
 from .records import DeleteCause, Record, WipeRecord
 from .removal import Removal
@@ -177,7 +177,7 @@ class Engine:
         low, high = state.digester.digest(request.namespace, request.scope, request.keys)
         slots, held = state.index.find(low, high)
         slots = np.unique(slots[held])
-        reserved = table.state[slots] == State.RESERVED
+        reserved = table.state[slots] == RESERVED
         doomed = slots[~reserved]
         if reserved.any():
             self._removal.cancel(slots[reserved])
@@ -198,7 +198,7 @@ class Engine:
             for lease in (home.leases or {}).values():
                 lease.wiped = True
             members = state.recency.members(home.uses, home.ident)
-            reserved = table.state[members] == State.RESERVED
+            reserved = table.state[members] == RESERVED
             doomed = members[~reserved]
             wiped_bytes += int(table.size_bytes[doomed].sum(dtype=np.int64))
             objects += len(doomed)
@@ -245,13 +245,13 @@ class Engine:
         table = self._state.slots
         units = table.units_in.tolist()
         return Usage(
-            free_au=units[State.ABSENT],
-            reserved_au=units[State.RESERVED] + units[State.COMMITTING],
-            reserved_objects=int(table.objects_in[State.RESERVED] + table.objects_in[State.COMMITTING]),
-            live_au=units[State.LIVE],
-            doomed_au=units[State.DOOMED],
-            quarantined_au=units[State.QUARANTINED],
-            live_objects=int(table.objects_in[State.LIVE]),
+            free_au=units[ABSENT],
+            reserved_au=units[RESERVED] + units[COMMITTING],
+            reserved_objects=int(table.objects_in[RESERVED] + table.objects_in[COMMITTING]),
+            live_au=units[LIVE],
+            doomed_au=units[DOOMED],
+            quarantined_au=units[QUARANTINED],
+            live_objects=int(table.objects_in[LIVE]),
             leases=len(self._state.leases.by_id),
             leased_au=table.leased_au,
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from .errors import StalePlan, UnknownLease
 from .leases import Lease
-from .lifecycle import State
+from .lifecycle import LIVE
 from .slots import has_repetitions
 from .state import rows
 from .types import NO_LSN, LeaseId, LookupMode, LookupOutcome, ReadPlan
@@ -41,7 +41,7 @@ class Reads:
         state, table = self._state, self._state.slots
         low, high = state.digester.digest(request.namespace, request.scope, request.keys)
         slots, live = state.index.find(low, high)
-        live &= table.state.take(slots) == State.LIVE
+        live &= table.state.take(slots) == LIVE
         first_miss = live.tobytes().find(0)
         sizes: list[int | None]
         if request.mode is LookupMode.PREFIX:
@@ -71,7 +71,7 @@ class Reads:
         found: Bools
         if request.lease is None:
             slots, found = state.index.find(low, high)
-            found &= table.state[slots] == State.LIVE
+            found &= table.state[slots] == LIVE
         else:
             lease = state.leases.find(request.lease, now_ns)
             if lease is None or lease.wiped:
@@ -84,7 +84,7 @@ class Reads:
         if not len(pinned):
             return [None] * len(slots)
         table.pin(pinned)
-        alive = pinned[table.state[pinned] == State.LIVE]
+        alive = pinned[table.state[pinned] == LIVE]
         if len(alive):
             home = state.names.home(int(table.home[alive[0]]))
             state.recency.touch(home.uses, home.ident, alive, home.members)
@@ -119,7 +119,7 @@ class Reads:
         """See `Engine.renew`."""
         state, table = self._state, self._state.slots
         lease = state.leases.find(ident, now_ns)
-        if lease is None or lease.wiped or not (table.state[lease.slots] == State.LIVE).all():
+        if lease is None or lease.wiped or not (table.state[lease.slots] == LIVE).all():
             msg = "the lease ended, or cannot be kept"
             raise UnknownLease(msg)
         granted_ns = min(ttl_ns, state.limits.lease_ttl_max_ns)

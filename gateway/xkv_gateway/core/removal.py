@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .lifecycle import Event, State
+from .lifecycle import DOOMED, LIVE, QUARANTINED, RESERVED, Event
 from .records import RECORD_OBJECTS_MAX, DeleteBatch, DeleteCause, FreedBatch
 from .types import NO_LSN
 
@@ -61,7 +61,7 @@ class Removal:
         """Remove objects whose bytes are wrong, pinned by the load that found it; their units are not trusted for a while."""
         table = self._state.slots
         self._holds.update(dict.fromkeys(slots.tolist(), hold_until_ns))
-        return self.doom(slots[table.state[slots] == State.LIVE], DeleteCause.CORRUPT)
+        return self.doom(slots[table.state[slots] == LIVE], DeleteCause.CORRUPT)
 
     def cancel(self, slots: Slots) -> None:
         """Take RESERVED objects from their writers, who will hear it when they commit; until then they may write."""
@@ -71,7 +71,7 @@ class Removal:
     def abandon(self, slots: Slots, settles_at_ns: int | None) -> None:
         """The writers of RESERVED or cancelled objects gave up; None: no write of theirs can land any more."""
         table = self._state.slots
-        reserved = table.state[slots] == State.RESERVED
+        reserved = table.state[slots] == RESERVED
         if settles_at_ns is None:
             table.move(slots[reserved], Event.ABORT)
             table.move(slots[~reserved], Event.SETTLE)
@@ -92,10 +92,10 @@ class Removal:
         state, table = self._state, self._state.slots
         if state.recency.parked:
             for slot in slots.tolist():
-                if slot in state.recency.parked and table.state[slot] == State.LIVE:
+                if slot in state.recency.parked and table.state[slot] == LIVE:
                     home = state.names.home(int(table.home[slot]))
                     state.recency.return_parked(home.uses, home.ident, slot)
-        doomed = slots[table.state[slots] == State.DOOMED]
+        doomed = slots[table.state[slots] == DOOMED]
         if len(doomed):
             durable = table.tombstoned[doomed]
             self._count_pending(doomed[~durable], 1)
@@ -141,7 +141,7 @@ class Removal:
         table.tombstoned[doomed] = True
         self._holds = dict(holds)
         for slot, until_ns in holds.items():
-            if table.state[slot] == State.QUARANTINED:
+            if table.state[slot] == QUARANTINED:
                 heapq.heappush(self._quarantine, (until_ns, slot, int(table.generation[slot])))
         self._free(doomed)
 
@@ -152,7 +152,7 @@ class Removal:
     def pending_totals(self) -> tuple[int, int]:
         """Units and objects that wait for their tombstone alone, counted from the entries, for audits."""
         table = self._state.slots
-        doomed = np.flatnonzero((table.state == State.DOOMED) & ~table.tombstoned)
+        doomed = np.flatnonzero((table.state == DOOMED) & ~table.tombstoned)
         pending = self._without_held(doomed[~table.guarded(doomed)])
         return int(table.units(pending).sum()), len(pending)
 

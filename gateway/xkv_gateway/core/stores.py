@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import StalePlan
-from .lifecycle import Event, State
+from .lifecycle import ABSENT, COMMITTING, LIVE, RESERVED, Event
 from .records import RECORD_OBJECTS_MAX, NamespaceNamed, PutBatch, ScopeNamed
 from .slots import has_repetitions
 from .state import rows
@@ -55,7 +55,7 @@ class Stores:
                 entries[i] = StoreStatus.TOO_LARGE
                 state.counters.too_large += 1
         wanted = (~(held | oversize)).nonzero()[0]
-        kept = slots[held & (table.state[slots] == State.LIVE)]
+        kept = slots[held & (table.state[slots] == LIVE)]
         # What the reply calls `exists` must not be evicted for other members of the same batch.
         if len(kept):
             table.pin(kept)
@@ -72,7 +72,7 @@ class Stores:
         """See `Engine.commit_store`."""
         state, table = self._state, self._state.slots
         slots, current = self._current(plans)
-        ready = current & (table.state[slots] == State.RESERVED)
+        ready = current & (table.state[slots] == RESERVED)
         stored = slots[ready]
         lsn = NO_LSN
         if len(stored):
@@ -103,7 +103,7 @@ class Stores:
             parts.append(self._puts.popleft()[1])
         if parts:
             slots = np.concatenate(parts)
-            slots = slots[table.state[slots] == State.COMMITTING]
+            slots = slots[table.state[slots] == COMMITTING]
             table.move(slots, Event.PERSIST)
             self._removal.unguarded(slots)
 
@@ -122,7 +122,7 @@ class Stores:
     def _note_held(self, slots: Slots, where: list[int], entries: Entries) -> None:
         table, counters = self._state.slots, self._state.counters
         for i in where:
-            if table.state[slots[i]] == State.LIVE:
+            if table.state[slots[i]] == LIVE:
                 entries[i] = StoreStatus.EXISTS
                 counters.exists += 1
             else:
@@ -136,7 +136,7 @@ class Stores:
             Places of the keys to reserve, and whether others wait.
         """
         table, removal = self._state.slots, self._removal
-        free_au, free_objects = int(table.units_in[State.ABSENT]), int(table.objects_in[State.ABSENT])
+        free_au, free_objects = int(table.units_in[ABSENT]), int(table.objects_in[ABSENT])
         if int(units[wanted].sum()) <= free_au and len(wanted) <= free_objects:
             return wanted, False
         able_au, able_objects = self._eviction.reclaimable()
