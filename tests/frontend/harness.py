@@ -129,7 +129,7 @@ async def running_front(
     server = make_server(front, connections_max=4096, drain_s=1, protocol=protocol)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0)
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}",
@@ -188,5 +188,5 @@ async def until(
 ) -> None:
     """Give the loop turns until `condition` holds; the deadline only detects hangs."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - conditions of other parties
             await asyncio.sleep(0.002)

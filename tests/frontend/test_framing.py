@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.frontend.fake_vllm import FakeVllm
 from tests.frontend.harness import (
     CHAT,
     HELLO,
@@ -24,6 +23,11 @@ from tests.frontend.harness import (
 )
 from xkv_frontend.core.policy import Policy
 from xkv_frontend.protocol import FrontProtocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.frontend.fake_vllm import FakeVllm
 
 BODY = json.dumps(HELLO).encode()
 SMUGGLED = b"POST /reset_prefix_cache HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
