@@ -23,6 +23,7 @@ PARTS: Final = {
     "whole_way": "bench.whole_way",
     "engine_scale": "bench.engine_scale",
     "card_format": "bench.card_format",
+    "recovery": "bench.recovery",
 }
 
 FAILURES: Final = (BenchError, DeviceError, XkvRpcError, OSError)

@@ -30,7 +30,7 @@ class RunningGateway:
 
 @contextmanager
 def running_gateway(
-    folder: Path, card_url: str, *, cores: set[int] | None = None
+    folder: Path, card_url: str, *, cores: set[int] | None = None, ready_seconds: float = READY_SECONDS
 ) -> Iterator[RunningGateway]:
     """Start `xkv-gateway serve` on the card `card_url` and end it afterwards."""
     port, admin_port = free_port(), free_port()
@@ -53,6 +53,6 @@ def running_gateway(
             lambda: accepts(port) and b"In another terminal" in process.log.read_bytes(),
             "serving",
             process,
-            READY_SECONDS,
+            ready_seconds,
         )
         yield RunningGateway(port, admin_port, process)

@@ -153,6 +153,11 @@ class BlockDevice(Protocol):
         """Live counters; the caller only reads them."""
         ...
 
+    @property
+    def settles_at_ns(self) -> int:
+        """From when on (monotonic clock) nothing of an association that has ended can still be executed; 0: none has."""
+        ...
+
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
         """Call `listener(state, reason)` from the loop at each change of state; reason is for people."""
         ...

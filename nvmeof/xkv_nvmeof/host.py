@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from xkv_nvmeof.host_outbox import Outbox
 
 _CQE: Final = Struct("<QHHHH")
+_NOTHING: Final = memoryview(b"")
 MAX_DIRECT_VIEWS: Final = 64
 """Buffers of a read that one system call fills."""
 
@@ -133,14 +134,17 @@ class HostQueue:
         """Whether the connection's next bytes are data."""
         return self._reader.data_pending_bytes > 0
 
-    def direct_received(self, views: list[memoryview], count: int) -> None:
-        """Tell that `count` bytes were received into `views`, the answer of `direct_views`."""
+    def direct_received(self, views: list[memoryview], count: int, behind: memoryview = _NOTHING) -> None:
+        """Tell that `count` bytes were received into `views`, the answer of `direct_views`.
+
+        `behind` is what came behind them when they were filled, and may be reused afterwards.
+        """
         reading = self._reading
         assert reading is not None
         self._reader.data_placed(*cut(views, 0, count))
         reading[0].placed(count)
         if not self._reader.data_pending_bytes:
-            self.receive(memoryview(b""))
+            self.receive(behind)
 
     def sent(self, count: int) -> None:
         """Tell that the connection took the next `count` bytes of the outbox."""

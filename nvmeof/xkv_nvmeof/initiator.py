@@ -7,12 +7,12 @@ answers again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from xkv_nvmeof.blockdev import DeviceCounters, DeviceOffline, DeviceState
 from xkv_nvmeof.command import BlockRange
 from xkv_nvmeof.initiator_association import Host
-from xkv_nvmeof.initiator_calls import byte_views, deallocations, flushes, total_bytes, transfers, zeroing
+from xkv_nvmeof.initiator_calls import byte_views, deallocations, flushes, transfers, zeroing
 from xkv_nvmeof.initiator_dispatch import Dispatcher
 from xkv_nvmeof.initiator_errors import command_failed
 from xkv_nvmeof.initiator_keeper import Keeper
@@ -20,7 +20,7 @@ from xkv_nvmeof.initiator_options import InitiatorOptions, Negotiated, TargetAdd
 from xkv_nvmeof.spec import IoOpcode, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from xkv_nvmeof.blockdev import ByteRange, DeviceIdentity, Geometry
 
@@ -124,16 +124,17 @@ class TcpInitiator:
 
     # -- input and output --------------------------------------------------------------------------------------
 
-    async def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+    def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
         """Fill `buffers`, in order, from the namespace."""
-        await self._transfer("READ", offset_bytes, buffers)
+        return self._transfer("READ", offset_bytes, buffers)
 
-    async def write_from(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+    def write_from(self, offset_bytes: int, buffers: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
         """Write `buffers`, in order."""
-        await self._transfer("WRITE", offset_bytes, buffers)
+        return self._transfer("WRITE", offset_bytes, buffers)
 
     async def _transfer(self, what: str, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
-        total = total_bytes(buffers)
+        views = byte_views(buffers)
+        total = sum(map(len, views))
         writes = what == "WRITE"
         geometry = _bounded(self._keeper, what, offset_bytes, total)
         if not total:
@@ -143,7 +144,7 @@ class TcpInitiator:
             self._nsid,
             geometry.block_bytes,
             offset_bytes,
-            byte_views(buffers),
+            views,
             total,
             geometry.preferred_io_bytes,
         )

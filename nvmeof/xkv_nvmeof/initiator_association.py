@@ -78,7 +78,7 @@ class Association:
         self._all_links: list[QueueLink] = []
         self._joined: set[QueueLink] = set()
         """Links whose end is the end of the association: those that completed Connect."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._tick_handle: asyncio.TimerHandle | None = None
         self._keep_alive_handle: asyncio.TimerHandle | None = None
         self._keep_alive_sent_ns = host.clock()
@@ -135,7 +135,7 @@ class Association:
                 sock = socket.socket(family, kind, proto)
                 sock.setblocking(False)
                 try:
-                    await self._loop.sock_connect(sock, where)
+                    await self.loop.sock_connect(sock, where)
                 except BaseException:
                     sock.close()
                     raise
@@ -150,7 +150,7 @@ class Association:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
-            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return found[0]
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class Association:
             next_ns = min(next_ns, link.core.next_deadline_ns())
         shortest_ms = min(options.command_timeout_ms, options.connect_timeout_ms, options.keep_alive_ms)
         wait_s = min((next_ns - now_ns) / 1e9 + 0.001, shortest_ms / 2000, _LONGEST_TICK_S)
-        self._tick_handle = self._loop.call_later(max(wait_s, 0.001), self._tick)
+        self._tick_handle = self.loop.call_later(max(wait_s, 0.001), self._tick)
 
     def start_keep_alive(self) -> None:
         """Send Keep Alive from now on, on the admin queue's own connection and timer (Base 3.9)."""
@@ -224,7 +224,7 @@ class Association:
 
     def _plan_keep_alive(self) -> None:
         delay_s = self.host.options.keep_alive_ms / 1000 / _KEEP_ALIVES_PER_TIMEOUT
-        self._keep_alive_handle = self._loop.call_later(delay_s, self._keep_alive)
+        self._keep_alive_handle = self.loop.call_later(delay_s, self._keep_alive)
 
     def _keep_alive(self) -> None:
         assert self.admin is not None

@@ -13,7 +13,7 @@ from xkv_nvmeof.spec import PSDT_SGL, IoOpcode, SglType
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from xkv_nvmeof.initiator_association import Association
 
@@ -97,10 +97,6 @@ class Call:
         self.in_flight.append(exchange)
         return exchange
 
-    def on_finish(self, then: Callable[[Call, Exchange], None]) -> Callable[[Exchange], None]:
-        """Return a callback for an exchange that passes this call along."""
-        return lambda exchange: then(self, exchange)
-
     def stop(self, error: DeviceError | None) -> None:
         """Send no more of this call; conclude as soon as nothing of it is in flight."""
         self._stopped = True
@@ -160,11 +156,6 @@ class Call:
             future.set_result(None)
 
 
-def total_bytes(buffers: Sequence[memoryview]) -> int:
-    """Return the bytes in `buffers`, which must be byte views (or castable to them)."""
-    return sum(view.nbytes for view in buffers)
-
-
 def byte_views(buffers: Sequence[memoryview]) -> list[memoryview]:
     """Return `buffers` as views of bytes, without the empty ones."""
     return [
@@ -182,17 +173,21 @@ def transfers(
     limit: int,
 ) -> Iterator[Exchange]:
     """Yield Reads or Writes of at most `limit` bytes each that together transfer `views`."""
-    reads = opcode is IoOpcode.READ
-    at = 0
-    while at < total:
-        size = min(limit, total - at)
-        piece = views if size == total else cut(views, at, size)
-        sqe = entry(opcode, nsid, (offset_bytes + at) // block, size // block - 1, size)
-        if reads:
-            yield Exchange(sqe, receive=piece, receive_bytes=size)
-        else:
-            yield Exchange(sqe, send=piece, send_bytes=size)
-        at += size
+    if total <= limit:
+        return iter((_transfer(opcode, nsid, block, offset_bytes, views, total),))
+    return (
+        _transfer(opcode, nsid, block, offset_bytes + at, cut(views, at, limit), min(limit, total - at))
+        for at in range(0, total, limit)
+    )
+
+
+def _transfer(
+    opcode: IoOpcode, nsid: int, block: int, offset_bytes: int, views: list[memoryview], size: int
+) -> Exchange:
+    sqe = entry(opcode, nsid, offset_bytes // block, size // block - 1, size)
+    if opcode is IoOpcode.READ:
+        return Exchange(sqe, receive=views, receive_bytes=size)
+    return Exchange(sqe, send=views, send_bytes=size)
 
 
 def zeroing(nsid: int, first_block: int, block_count: int, limit_blocks: int) -> Iterator[Exchange]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from xkv_nvmeof.blockdev import DeviceError, DeviceOffline
@@ -72,7 +73,7 @@ class Dispatcher:
         if len(self._waiting) >= self._options.max_waiting_calls:
             self._counters.errors += 1
             raise DeviceBusy(f"{what}: {len(self._waiting)} calls wait already")
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[None] = association.loop.create_future()
         call = Call(what, commands, association, self._clock() + self._timeout_ns, future, mutates=mutates)
         self._waiting.append(call)
         if len(self._waiting) == 1:
@@ -122,7 +123,7 @@ class Dispatcher:
             exchange = call.take()
             if call.waiting:
                 waiting.append(call)
-            exchange.on_finish = call.on_finish(self._finished)
+            exchange.on_finish = partial(self._finished, call)
             best.submit(exchange)
 
     def _finished(self, call: Call, exchange: Exchange) -> None:

@@ -112,11 +112,10 @@ class QueueLink:
                 if views:
                     wanted = sum(map(len, views))
                     count = sock.recvmsg_into([*views, self._tail])[0]
-                    placed = min(count, wanted)
-                    core.direct_received(views, placed)
-                    if count > wanted:
-                        core.receive(self._tail[: count - wanted])
                     more = count >= wanted
+                    core.direct_received(
+                        views, min(count, wanted), self._tail[: count - wanted if more else 0]
+                    )
                 else:
                     wanted = _TAIL_BYTES if self._large else _SCRATCH_BYTES
                     count = sock.recv_into(self._scratch, wanted)

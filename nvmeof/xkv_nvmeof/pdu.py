@@ -79,8 +79,8 @@ ALLOWED_FLAGS: Final[dict[PduType, int]] = {
     PduType.C2H_TERM_REQ: 0,
     PduType.CAPSULE_CMD: _DIGESTS,
     PduType.CAPSULE_RESP: int(PduFlag.HDGST),
-    PduType.H2C_DATA: _DIGESTS | PduFlag.LAST,
-    PduType.C2H_DATA: _DIGESTS | PduFlag.LAST | PduFlag.SUCCESS,
+    PduType.H2C_DATA: _DIGESTS | int(PduFlag.LAST),
+    PduType.C2H_DATA: _DIGESTS | int(PduFlag.LAST | PduFlag.SUCCESS),
     PduType.R2T: int(PduFlag.HDGST),
 }
 
@@ -216,6 +216,7 @@ _CMD: Final = Struct("<BBBBI64s")
 _RESP: Final = Struct("<BBBBI16s")
 _DATA: Final = Struct("<BBBBIHHII4x")
 """H2CData, C2HData and R2T share one shape: CCCID, TTAG (reserved in C2HData), offset, length."""
+_CAPSULE_CMD: Final = int(PduType.CAPSULE_CMD)
 
 
 def _finish(header: bytes, wire: WireFormat, pdo: int) -> bytes:
@@ -227,6 +228,8 @@ def _finish(header: bytes, wire: WireFormat, pdo: int) -> bytes:
 
 def encode_command(sqe: bytes | bytearray, data_bytes: int, wire: WireFormat) -> bytes:
     """Return a CapsuleCmd up to its in-capsule data; `data_bytes` of it (and its digest) must follow."""
+    if not data_bytes and not wire.header_digest:
+        return _CMD.pack(_CAPSULE_CMD, 0, 72, 0, 72, sqe)
     flags = 1 if wire.header_digest else 0
     end = 72 + (4 if wire.header_digest else 0)
     if not data_bytes:

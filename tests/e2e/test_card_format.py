@@ -32,7 +32,9 @@ async def test_a_blank_namespace_is_served_once_it_was_formatted_and_never_forma
             assert await gateway.end() == ExitCode.OK
         again = await run(home, "card", "format", url, "--state-dir", str(state))
         assert again.code == ExitCode.CARD
-        assert "formatted already" in again.err
+        assert "the card 'one'" in again.err
+        assert "1 objects" in again.err
+        assert "--force" in again.err
         async with serving(state, "--card", url, card=None) as gateway:
             assert "warm" in gateway.said_at("card")
         forced = await run(home, "card", "format", url, "--force", "--state-dir", str(state))
@@ -52,6 +54,10 @@ async def test_somebody_elses_data_is_left_alone_without_force(home: Path) -> No
         refused = await run(home, *arguments)
         assert refused.code == ExitCode.CARD
         assert "somebody else" in refused.err
+    with file.open("r+b") as stream:
+        stream.seek(1080)
+        stream.write(b"\x53\xef")
+    assert "an ext2/ext3/ext4 file system" in (await run(home, "card", "format", url)).err
     assert file.read_bytes()[:26] == b"somebody's partition table"
     assert (await run(home, "card", "format", url, "--force")).code == ExitCode.OK
 

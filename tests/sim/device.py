@@ -67,6 +67,7 @@ class SimDevice:
         self.faults = faults
         self.injected = Injected()
         self.commands = 0
+        self.settles_at_ns = 0
         self._loop = loop
         self._rng = rng
         self._power_loss_at = power_loss_at
@@ -173,7 +174,7 @@ class SimDevice:
         if self._dead or self._state is DeviceState.OFFLINE:
             return
         self.injected.breaks += 1
-        settles_at_ns = self._loop.clock() + self.faults.settle_ns
+        settles_at_ns = self.settles_at_ns = self._loop.clock() + self.faults.settle_ns
         in_flight, self._in_flight = self._in_flight, {}
         for future, write in in_flight.items():
             if write is not None:

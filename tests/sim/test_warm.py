@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from tests.sim.warm import play_warm
-from tests.sim.world import Violation
 
 STEPS = 200
 FIXED_SEEDS = range(18)
@@ -22,9 +21,6 @@ def test_known_seeds_come_back_warm(first: int) -> None:
     assert sum(report.crashes_checked for report in reports) > 0
 
 
-@pytest.mark.xfail(
-    raises=Violation, strict=True, reason="an orderly end leaves writes of unknown outcome behind"
-)
 def test_after_an_orderly_end_nothing_of_the_run_lands_any_more() -> None:
     for seed in (61, *range(400, 410)):
         play_warm(seed, STEPS, reopens_at_once=True)

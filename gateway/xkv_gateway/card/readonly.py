@@ -43,6 +43,11 @@ class ReadOnly:
         """See `BlockDevice`."""
         return self._device.counters
 
+    @property
+    def settles_at_ns(self) -> int:
+        """See `BlockDevice`."""
+        return self._device.settles_at_ns
+
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
         """See `BlockDevice`."""
         self._device.add_state_listener(listener)

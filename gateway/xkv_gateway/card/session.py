@@ -326,6 +326,9 @@ class CardSession:
         await self.checkpointer.write()
         await self._fence.verify()
         self.phase = Phase.CLOSED
+        if not self._options.exclusive:
+            # Clean says that nothing can land any more: a write that got lost on its way may still do so (R4).
+            await asyncio.sleep(max(0, self._device.settles_at_ns - self._options.clock()) / 1e9)
         self.superblock = ownership.closed(self.superblock)
         await ownership.write_both(self._blocks, self.superblock, first_copy=0)
         return True

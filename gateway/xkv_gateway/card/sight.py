@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from xkv_gateway.card import ownership
+from xkv_gateway.card.fence import INTERVAL_MS
 from xkv_gateway.card.format_errors import FormatError, UnknownFeature, UnknownVersion
-from xkv_gateway.card.layout import HEAD_BYTES, TAIL_BYTES
+from xkv_gateway.card.layout import HEAD_BYTES, HEARTBEAT_OFFSET, TAIL_BYTES
 from xkv_gateway.card.marks import recognise
 from xkv_gateway.card.structure import BLOCK_BYTES
 from xkv_gateway.card.superblock import Blank, Chosen, Match, match
@@ -96,6 +98,16 @@ async def owner_lives(blocks: CardBlocks, sight: Sight) -> bool:
     if sight.superblock is None or sight.clean:
         return False
     return await ownership.owner_beats(blocks, sight.superblock.stamp.card_uuid)
+
+
+async def anybody_beats(blocks: CardBlocks) -> bool:
+    """Watch whether the place of the heartbeat changes, whatever is written there. Raises DeviceError."""
+    before = bytes(await blocks.read(HEARTBEAT_OFFSET, BLOCK_BYTES))
+    for _ in range(ownership.WATCH_INTERVALS):
+        await asyncio.sleep(INTERVAL_MS / 1000)
+        if bytes(await blocks.read(HEARTBEAT_OFFSET, BLOCK_BYTES)) != before:
+            return True
+    return False
 
 
 async def checkpoint_ends(

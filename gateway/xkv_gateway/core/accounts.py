@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from .lifecycle import State
+from .lifecycle import COMMITTING, DOOMED, LIVE, RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .arrays import I64, U32, Slots
     from .names import Home, Names, Scope
 
-HELD: Final = frozenset({State.RESERVED, State.COMMITTING, State.LIVE})
-CHARGED: Final = HELD | {State.DOOMED}
+HELD: Final = frozenset({RESERVED, COMMITTING, LIVE})
+CHARGED: Final = HELD | {DOOMED}
 """What counts as usage of a scope: not what is in quarantine, since that is nobody's fault."""
 
 
@@ -51,7 +51,7 @@ class Accounts:
         """Slots moved from one state to another."""
         charge = (after in CHARGED) - (before in CHARGED)
         hold = (after in HELD) - (before in HELD)
-        live = (after == State.LIVE) - (before == State.LIVE)
+        live = (after == LIVE) - (before == LIVE)
         if not (charge or hold or live):
             return
         rises = self.watch if live > 0 or hold > 0 else None

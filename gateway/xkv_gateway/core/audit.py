@@ -9,7 +9,7 @@ import numpy as np
 from .accounts import CHARGED, HELD
 from .allocator import units_of_runs
 from .errors import BrokenInvariant
-from .lifecycle import State
+from .lifecycle import ABSENT, COMMITTING, LIVE, RESERVED, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ def audit(state: EngineState, removal: Removal) -> None:
     Raises:
         BrokenInvariant: names what does not follow from the entries.
     """
-    used = np.flatnonzero(state.slots.state != State.ABSENT)
+    used = np.flatnonzero(state.slots.state != ABSENT)
     _check_totals(state, used)
     _check_extents(state, used)
     _check_index(state, used)
@@ -50,11 +50,11 @@ def _check_totals(state: EngineState, used: Slots) -> None:
     units = np.zeros(len(State), np.int64)
     np.add.at(units, table.state[used], table.units(used))
     objects = np.bincount(table.state, minlength=len(State))
-    units[State.ABSENT] = state.limits.capacity_au - int(units.sum())
+    units[ABSENT] = state.limits.capacity_au - int(units.sum())
     _require("units by state", (units == table.units_in).all())
     _require("objects by state", (objects == table.objects_in).all())
     _require("a negative total", (units >= 0).all())
-    _require("free units", units[State.ABSENT] == state.allocator.free_au)
+    _require("free units", units[ABSENT] == state.allocator.free_au)
 
 
 def _check_extents(state: EngineState, used: Slots) -> None:
@@ -74,7 +74,7 @@ def _check_extents(state: EngineState, used: Slots) -> None:
 
 def _check_index(state: EngineState, used: Slots) -> None:
     table = state.slots
-    listed = used[np.isin(table.state[used], (State.RESERVED, State.COMMITTING, State.LIVE))]
+    listed = used[np.isin(table.state[used], (RESERVED, COMMITTING, LIVE))]
     found, held = state.index.find(table.digest_low[listed], table.digest_high[listed])
     _require("an object that the index does not find", held.all() and (found == listed).all())
     _require("objects in the index", state.index.count == len(listed))
@@ -91,7 +91,7 @@ def _check_guards(state: EngineState, used: Slots) -> None:
     absent = np.ones(table.max_objects, np.bool_)
     absent[used] = False
     _require("a guard on what is not there", not (table.pins[absent].any() or table.leases[absent].any()))
-    guarded = used[table.guarded(used) & (table.state[used] == State.LIVE)]
+    guarded = used[table.guarded(used) & (table.state[used] == LIVE)]
     _require("guarded units", table.guarded_live_au == int(table.units(guarded).sum()))
     _require("guarded objects", table.guarded_live_objects == len(guarded))
     _check_leases_of_scopes(state)
@@ -115,7 +115,7 @@ def _check_homes(state: EngineState, used: Slots) -> None:
         own = used[table.home[used] == home.ident]
         _require("references to a home", home.references == len(own) + len(home.leases or {}))
         _require("a home without references", home.references > 0)
-        _require("live objects of a home", home.live_objects == (table.state[own] == State.LIVE).sum())
+        _require("live objects of a home", home.live_objects == (table.state[own] == LIVE).sum())
         _require("units charged to a home", home.charged_au == _units_in(state, own, CHARGED))
         same = state.names.find(home.namespace.name, home.scope.name)
         _require("a home that nobody finds", home.condemned or same is home)
@@ -132,7 +132,7 @@ def _check_homes(state: EngineState, used: Slots) -> None:
         _require("units charged to a namespace", space.charged_au == sum(h.charged_au for h in own_homes))
 
 
-def _units_in(state: EngineState, slots: Slots, states: Iterable[State]) -> int:
+def _units_in(state: EngineState, slots: Slots, states: Iterable[int]) -> int:
     table = state.slots
     return int(table.units(slots[np.isin(table.state[slots], tuple(states))]).sum())
 
@@ -145,7 +145,7 @@ def _check_scopes(state: EngineState, used: Slots) -> None:
         _require("homes of a scope", scope.refs == len(idents) > 0)
         own = used[np.isin(table.home[used], idents)]
         listed = np.sort(own[np.isin(table.state[own], tuple(HELD))])
-        live = own[table.state[own] == State.LIVE]
+        live = own[table.state[own] == LIVE]
         guarded = live[table.guarded(live)]
         _require("usage of a scope", scope.charged_au == _units_in(state, own, CHARGED))
         _require("units held by a scope", scope.held_au == _units_in(state, own, HELD))
@@ -167,5 +167,5 @@ def _check_scopes(state: EngineState, used: Slots) -> None:
 def _check_parked(state: EngineState) -> None:
     table = state.slots
     for slot in state.recency.parked:
-        evictable = table.state[slot] == State.LIVE and not table.guarded(np.array([slot], np.intp))[0]
+        evictable = table.state[slot] == LIVE and not table.guarded(np.array([slot], np.intp))[0]
         _require("a parked object that nothing holds", not evictable)

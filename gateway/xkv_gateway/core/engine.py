@@ -15,7 +15,7 @@ from .audit import audit
 from .eviction import Eviction
 from .image import EngineImage
 from .inspection import Inspection
-from .lifecycle import State
+from .lifecycle import ABSENT, COMMITTING, DOOMED, LIVE, QUARANTINED, RESERVED
 from .reads import Reads
 from .records import DeleteCause, Record
 from .removal import Removal
@@ -187,7 +187,7 @@ class Engine:
         if state.wiping:
             held &= state.visible(slots, request.namespace, request.scope)
         slots = np.unique(slots[held])
-        reserved = table.state[slots] == State.RESERVED
+        reserved = table.state[slots] == RESERVED
         doomed = slots[~reserved]
         if reserved.any():
             self._removal.cancel(slots[reserved])
@@ -247,13 +247,13 @@ class Engine:
         table = self._state.slots
         units = table.units_in.tolist()
         return Usage(
-            free_au=units[State.ABSENT],
-            reserved_au=units[State.RESERVED] + units[State.COMMITTING],
-            reserved_objects=int(table.objects_in[State.RESERVED] + table.objects_in[State.COMMITTING]),
-            live_au=units[State.LIVE],
-            doomed_au=units[State.DOOMED],
-            quarantined_au=units[State.QUARANTINED],
-            live_objects=int(table.objects_in[State.LIVE]),
+            free_au=units[ABSENT],
+            reserved_au=units[RESERVED] + units[COMMITTING],
+            reserved_objects=int(table.objects_in[RESERVED] + table.objects_in[COMMITTING]),
+            live_au=units[LIVE],
+            doomed_au=units[DOOMED],
+            quarantined_au=units[QUARANTINED],
+            live_objects=int(table.objects_in[LIVE]),
             leases=len(self._state.leases.by_id),
             leased_au=table.leased_au,
         )

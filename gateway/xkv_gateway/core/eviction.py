@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from .fairness import FairOrder
-from .lifecycle import State
+from .lifecycle import ABSENT, DOOMED, LIVE
 from .order import Need, Order
 from .records import DeleteCause
 from .tenancy import Enforcement, EvictionPolicy
@@ -72,8 +72,8 @@ class Eviction:
             return 0, 0
         table = self._state.slots
         return (
-            int(table.units_in[State.LIVE]) - table.guarded_live_au,
-            int(table.objects_in[State.LIVE]) - table.guarded_live_objects,
+            int(table.units_in[LIVE]) - table.guarded_live_au,
+            int(table.objects_in[LIVE]) - table.guarded_live_objects,
         )
 
     def make_room(self, scope: Scope | None, need_au: int, short_au: int, short_objects: int) -> None:
@@ -168,7 +168,7 @@ class Eviction:
     def _used(self) -> tuple[int, int]:
         """Units and objects in use, without what is doomed already."""
         table = self._state.slots
-        gone = (State.ABSENT, State.DOOMED)
+        gone = (ABSENT, DOOMED)
         return (
             self._state.limits.capacity_au - sum(int(table.units_in[state]) for state in gone),
             self._state.limits.max_objects - sum(int(table.objects_in[state]) for state in gone),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .lifecycle import State
+from .lifecycle import DOOMED, LIVE, QUARANTINED
 
 if TYPE_CHECKING:
     from .arrays import U32
@@ -83,15 +83,15 @@ class EngineImage:
         """Columns of `objects` and of `extents` for the slots first..last-1."""
         state, table = self._state, self._state.slots
         part = table.state[first:last]
-        wanted = (part == State.LIVE) | (part == State.DOOMED)
+        wanted = (part == LIVE) | (part == DOOMED)
         held = self._removal.held_until()
         for slot in held:
-            if first <= slot < last and part[slot - first] == State.QUARANTINED:
+            if first <= slot < last and part[slot - first] == QUARANTINED:
                 wanted[slot - first] = True
         slots = (np.flatnonzero(wanted) + first).astype(np.uint32)
         row_state = np.full(len(slots), ROW_LIVE, np.uint8)
-        row_state[table.state[slots] == State.DOOMED] = ROW_DOOMED
-        row_state[table.state[slots] == State.QUARANTINED] = ROW_QUARANTINED
+        row_state[table.state[slots] == DOOMED] = ROW_DOOMED
+        row_state[table.state[slots] == QUARANTINED] = ROW_QUARANTINED
         row_state[table.must_erase[slots]] = ROW_WIPED
         if state.wiping:
             # Rows that the wipe has not come to: a checkpoint that begins now is not told of it by its journal.

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from .accounts import CHARGED
-from .lifecycle import State
+from .lifecycle import LIVE
 from .tenancy import Held, NamespaceInfo, Page, ScopeInfo, TenantInfo
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Inspection:
         charged = sum(scope.charged_au for scope in named if scope is not None)
         table = state.slots
         all_au = sum(int(table.units_in[each]) for each in CHARGED)
-        return self._held(int(table.objects_in[State.LIVE]) - objects, all_au - charged)
+        return self._held(int(table.objects_in[LIVE]) - objects, all_au - charged)
 
     def namespace(self, name: str) -> NamespaceInfo | None:
         """One namespace; None: nothing is held there."""

@@ -35,6 +35,16 @@ class State(IntEnum):
     QUARANTINED = 5
 
 
+ABSENT: Final = 0
+RESERVED: Final = 1
+COMMITTING: Final = 2
+LIVE: Final = 3
+DOOMED: Final = 4
+QUARANTINED: Final = 5
+"""The states as plain numbers, to compare arrays with: numpy takes microseconds to make sense of a member of an enum."""
+assert tuple(State) == (ABSENT, RESERVED, COMMITTING, LIVE, DOOMED, QUARANTINED)
+
+
 class Event(IntEnum):
     """What happens to an object."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from .lifecycle import State
+from .lifecycle import LIVE
 from .recency import NEVER
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Order:
         table = self._state.slots
         if len(slots) == 1:
             return self._sift_one(scope, slots, need)
-        able = (table.state[slots] == State.LIVE) & ~table.guarded(slots)
+        able = (table.state[slots] == LIVE) & ~table.guarded(slots)
         places = np.flatnonzero(able)
         units = np.cumsum(table.units(slots[places]))
         enough = (
@@ -131,7 +131,7 @@ class Order:
 
     def _sift_one(self, scope: Scope, slots: Slots, need: Need) -> tuple[Slots, int]:
         table, slot = self._state.slots, int(slots[0])
-        if table.state[slot] != State.LIVE or table.leases[slot] or table.pins[slot]:
+        if table.state[slot] != LIVE or table.leases[slot] or table.pins[slot]:
             self._state.recency.park(scope.ident, slots)
             return slots[:0], 1
         need.units -= -(-int(table.size_bytes[slot]) // table.au_bytes)

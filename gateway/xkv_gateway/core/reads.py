@@ -8,7 +8,7 @@ import numpy as np
 
 from .errors import StalePlan, UnknownLease
 from .leases import Lease
-from .lifecycle import State
+from .lifecycle import LIVE
 from .slots import has_repetitions
 from .state import rows
 from .types import NO_LSN, LeaseId, LookupMode, LookupOutcome, ReadPlan
@@ -41,7 +41,7 @@ class Reads:
         state, table = self._state, self._state.slots
         low, high = state.digester.digest(request.namespace, request.scope, request.keys)
         slots, live = state.index.find(low, high)
-        live &= table.state.take(slots) == State.LIVE
+        live &= table.state.take(slots) == LIVE
         if state.wiping:
             live &= state.visible(slots, request.namespace, request.scope)
         first_miss = live.tobytes().find(0)
@@ -76,7 +76,7 @@ class Reads:
         found: Bools
         if request.lease is None:
             slots, found = state.index.find(low, high)
-            found &= table.state[slots] == State.LIVE
+            found &= table.state[slots] == LIVE
             if state.wiping:
                 found &= state.visible(slots, request.namespace, request.scope)
         else:
@@ -90,7 +90,7 @@ class Reads:
         if not len(pinned):
             return [None] * len(slots)
         table.pin(pinned)
-        alive = pinned[table.state[pinned] == State.LIVE]
+        alive = pinned[table.state[pinned] == LIVE]
         if len(alive):
             scope = state.names.home(int(table.home[alive[0]])).scope
             state.recency.touch(scope.uses, scope.ident, alive, scope.members)
@@ -125,7 +125,7 @@ class Reads:
         """See `Engine.renew`."""
         state, table = self._state, self._state.slots
         lease = state.leases.find(ident, now_ns)
-        if lease is None or lease.home.condemned or not (table.state[lease.slots] == State.LIVE).all():
+        if lease is None or lease.home.condemned or not (table.state[lease.slots] == LIVE).all():
             msg = "the lease ended, or cannot be kept"
             raise UnknownLease(msg)
         granted_ns = min(ttl_ns, state.limits.lease_ttl_max_ns)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .lifecycle import Event, State
+from .lifecycle import DOOMED, LIVE, QUARANTINED, RESERVED, Event
 from .records import RECORD_OBJECTS_MAX, DeleteBatch, DeleteCause, FreedBatch
 from .types import NO_LSN
 
@@ -69,7 +69,7 @@ class Removal:
         """Remove objects whose bytes are wrong, pinned by the load that found it; their units are not trusted for a while."""
         table = self._state.slots
         self._holds.update(dict.fromkeys(slots.tolist(), hold_until_ns))
-        return self.doom(slots[table.state[slots] == State.LIVE], DeleteCause.CORRUPT)
+        return self.doom(slots[table.state[slots] == LIVE], DeleteCause.CORRUPT)
 
     def cancel(self, slots: Slots) -> None:
         """Take RESERVED objects from their writers, who will hear it when they commit; until then they may write."""
@@ -79,7 +79,7 @@ class Removal:
     def abandon(self, slots: Slots, settles_at_ns: int | None) -> None:
         """The writers of RESERVED or cancelled objects gave up; None: no write of theirs can land any more."""
         table = self._state.slots
-        reserved = table.state[slots] == State.RESERVED
+        reserved = table.state[slots] == RESERVED
         table.move(slots[reserved], Event.ABORT if settles_at_ns is None else Event.FAIL)
         self._unlist(slots[reserved])
         table.has_writer[slots] = False
@@ -97,10 +97,10 @@ class Removal:
         state, table = self._state, self._state.slots
         if state.recency.parked:
             for slot in slots.tolist():
-                if slot in state.recency.parked and table.state[slot] == State.LIVE:
+                if slot in state.recency.parked and table.state[slot] == LIVE:
                     scope = state.names.home(int(table.home[slot])).scope
                     state.recency.return_parked(scope.uses, scope.ident, slot)
-        doomed = slots[table.state[slots] == State.DOOMED]
+        doomed = slots[table.state[slots] == DOOMED]
         if len(doomed):
             durable = table.tombstoned[doomed]
             self._count_pending(doomed[~durable], 1)
@@ -133,14 +133,14 @@ class Removal:
 
     def erased(self, slots: Slots) -> None:
         """The units of objects that were wiped hold zeroes: they are free."""
-        doomed = self._state.slots.state[slots] == State.DOOMED
+        doomed = self._state.slots.state[slots] == DOOMED
         self._free(slots[doomed])
         self._settle(slots[~doomed])
 
     def no_longer_pending(self, slots: Slots) -> None:
         """Doomed ones among these will wait for the eraser, not only for their tombstone."""
         table = self._state.slots
-        waiting = slots[(table.state[slots] == State.DOOMED) & ~table.tombstoned[slots]]
+        waiting = slots[(table.state[slots] == DOOMED) & ~table.tombstoned[slots]]
         self._count_pending(waiting[~table.guarded(waiting)], -1)
 
     def held_until(self) -> dict[int, int]:
@@ -153,7 +153,7 @@ class Removal:
         table.tombstoned[doomed] = True
         self._holds = dict(holds)
         for slot, until_ns in holds.items():
-            if table.state[slot] == State.QUARANTINED:
+            if table.state[slot] == QUARANTINED:
                 heapq.heappush(self._quarantine, (until_ns, slot, int(table.generation[slot])))
         self._free(doomed)
 
@@ -164,7 +164,7 @@ class Removal:
     def pending_totals(self) -> tuple[int, int]:
         """Units and objects that wait for their tombstone alone, counted from the entries, for audits."""
         table = self._state.slots
-        doomed = np.flatnonzero((table.state == State.DOOMED) & ~table.tombstoned)
+        doomed = np.flatnonzero((table.state == DOOMED) & ~table.tombstoned)
         pending = self._without_held(doomed[~table.guarded(doomed)])
         return int(table.units(pending).sum()), len(pending)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from .image import NS_PER_S, ROW_DOOMED, ROW_LIVE, ROW_QUARANTINED, ROW_WIPED
-from .lifecycle import State
+from .lifecycle import ABSENT, DOOMED, LIVE, QUARANTINED
 from .records import (
     DeleteBatch,
     DeleteCause,
@@ -264,23 +264,23 @@ class Restored:
                 self._row_state[slot] = ROW_DOOMED
         table.others = {slot: e for slot, e in table.others.items() if self._row_state[slot]}
         rows = self._row_state[slots]
-        states = np.full(len(slots), State.LIVE, np.uint8)
-        states[(rows == ROW_DOOMED) | (rows == ROW_WIPED)] = State.DOOMED
-        states[rows == ROW_QUARANTINED] = State.QUARANTINED
+        states = np.full(len(slots), LIVE, np.uint8)
+        states[(rows == ROW_DOOMED) | (rows == ROW_WIPED)] = DOOMED
+        states[rows == ROW_QUARANTINED] = QUARANTINED
         absent = np.ones(table.max_objects, np.bool_)
         absent[slots] = False
         # Whatever named these slots before means nothing from here on.
         table.generation[absent] = self._generation_max + 1
         state.allocator.claim(*check.runs(slots))
         table.restore(slots, states, table.units(slots))
-        self._join_homes(state, slots, states == State.LIVE)
-        live = slots[states == State.LIVE]
+        self._join_homes(state, slots, states == LIVE)
+        live = slots[states == LIVE]
         for begin in range(0, len(live), INSERT_BATCH):
             state.index.insert(live[begin : begin + INSERT_BATCH])
         state.log.last_lsn = state.log.persisted_lsn = self.last_lsn
         holds = {slot: until for slot, until in self._holds.items() if self._row_state[slot] > ROW_LIVE}
         wiping.restore(slots[rows == ROW_WIPED])
-        removal.restore(slots[states == State.DOOMED], holds)
+        removal.restore(slots[states == DOOMED], holds)
         state.quotas.restore(self.tenants.values(), known=self.tenants_known, known_lsn=self._known_lsn)
 
     def _named(self, slots: U32) -> U32:
@@ -312,7 +312,7 @@ class Restored:
         table = state.slots
         for each in np.unique(table.state[slots]).tolist():
             these = slots[table.state[slots] == each]
-            state.accounts.shift(these, table.units(these), State.ABSENT, each)
+            state.accounts.shift(these, table.units(these), ABSENT, each)
         self._restore_order(state, slots[live])
 
     def _restore_order(self, state: EngineState, live: Slots) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from .arrays import NO_SLOTS
-from .lifecycle import Event, State, next_state, next_states
+from .lifecycle import ABSENT, LIVE, Event, State, next_state, next_states
 
 if TYPE_CHECKING:
     from .accounts import Accounts
@@ -57,9 +57,9 @@ class SlotTable:
         self.must_erase: Bools = np.zeros(max_objects, np.bool_)
         """Wiped: its units are deallocated and read back before they are free."""
         self.units_in: I64 = np.zeros(len(State), np.int64)
-        self.units_in[State.ABSENT] = capacity_au
+        self.units_in[ABSENT] = capacity_au
         self.objects_in: I64 = np.zeros(len(State), np.int64)
-        self.objects_in[State.ABSENT] = max_objects
+        self.objects_in[ABSENT] = max_objects
         self.leased_au = 0
         """Units of objects with a lease."""
         self.guarded_live_au = 0
@@ -87,9 +87,9 @@ class SlotTable:
                 (self.objects_in, int(which.sum())),
             ):
                 totals[state] += moved
-                totals[State.ABSENT] -= moved
+                totals[ABSENT] -= moved
         self._fresh = int(slots[-1]) + 1 if len(slots) else 0
-        absent = np.flatnonzero(self.state[: self._fresh] == State.ABSENT).astype(np.uint32)
+        absent = np.flatnonzero(self.state[: self._fresh] == ABSENT).astype(np.uint32)
         self._freed[: len(absent)] = absent[::-1]
         self._freed_count = len(absent)
 
@@ -140,7 +140,7 @@ class SlotTable:
                 which = before == state
                 self._shift(slots[which], units[which], state, int(after[which][0]))
         if event is Event.DOOM:
-            guarded = self.guarded(slots) & (before == State.LIVE)
+            guarded = self.guarded(slots) & (before == LIVE)
             if np.count_nonzero(guarded):
                 self._count_guarded(slots[guarded], units[guarded], -1)
 
@@ -189,7 +189,7 @@ class SlotTable:
             pinned = self.pins.take(last) != 0
             if np.count_nonzero(pinned):
                 last, units = last[~pinned], units[~pinned]
-            self._count_some_guarded(last, units, self.state.take(last) == State.LIVE, -1)
+            self._count_some_guarded(last, units, self.state.take(last) == LIVE, -1)
         return last
 
     def pin(self, slots: Slots) -> None:
@@ -203,7 +203,7 @@ class SlotTable:
             free = slots[~guarded]
             if repeated:
                 free = np.unique(free)
-            self._count_some_guarded(free, self.units(free), self.state.take(free) == State.LIVE, 1)
+            self._count_some_guarded(free, self.units(free), self.state.take(free) == LIVE, 1)
         if repeated:
             np.add.at(self.pins, slots, 1)
         else:
@@ -227,13 +227,13 @@ class SlotTable:
         if len(last):
             if repeated:
                 last = np.unique(last)
-            self._count_some_guarded(last, self.units(last), self.state.take(last) == State.LIVE, -1)
+            self._count_some_guarded(last, self.units(last), self.state.take(last) == LIVE, -1)
         return last
 
     def _pin_one(self, slot: int, slots: Slots) -> None:
         pins = int(self.pins[slot])
         self.pins[slot] = pins + 1
-        if not pins and not self.leases[slot] and self.state[slot] == State.LIVE:
+        if not pins and not self.leases[slot] and self.state[slot] == LIVE:
             self._count_guarded(slots, self.units(slots), 1)
 
     def _unpin_one(self, slot: int, slots: Slots) -> Slots:
@@ -242,7 +242,7 @@ class SlotTable:
         self.pins[slot] = pins - 1
         if pins > 1 or self.leases[slot]:
             return NO_SLOTS
-        if self.state[slot] == State.LIVE:
+        if self.state[slot] == LIVE:
             self._count_guarded(slots, self.units(slots), -1)
         return slots
 

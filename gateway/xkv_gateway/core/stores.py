@@ -9,7 +9,7 @@ import numpy as np
 
 from .admission import Admission
 from .errors import StalePlan
-from .lifecycle import Event, State
+from .lifecycle import COMMITTING, LIVE, RESERVED, Event
 from .records import RECORD_OBJECTS_MAX, NamespaceNamed, PutBatch, ScopeNamed
 from .slots import has_repetitions
 from .state import rows
@@ -61,7 +61,7 @@ class Stores:
                 entries[i] = StoreStatus.TOO_LARGE
                 state.counters.too_large += 1
         wanted = (~(held | oversize)).nonzero()[0]
-        kept = slots[held & (table.state[slots] == State.LIVE)]
+        kept = slots[held & (table.state[slots] == LIVE)]
         if request.keep:
             kept = np.union1d(kept, self._still_live(request.keep))
         # What the reply calls `exists` must not be evicted for other members of the same batch.
@@ -82,7 +82,7 @@ class Stores:
         slots, current = self._current(plans)
         if state.wiping and current.any():
             self._wiping.forsake(self._overtaken(slots[current]))
-        ready = current & (table.state[slots] == State.RESERVED)
+        ready = current & (table.state[slots] == RESERVED)
         stored = slots[ready]
         lsn = NO_LSN
         if len(stored):
@@ -113,7 +113,7 @@ class Stores:
             parts.append(self._puts.popleft()[1])
         if parts:
             slots = np.concatenate(parts)
-            slots = slots[table.state[slots] == State.COMMITTING]
+            slots = slots[table.state[slots] == COMMITTING]
             table.move(slots, Event.PERSIST)
             self._removal.unguarded(slots)
 
@@ -133,13 +133,13 @@ class Stores:
         table = self._state.slots
         slots = np.array([plan.slot for plan in plans], np.intp)
         generations = np.array([plan.generation for plan in plans], np.uint32)
-        live: Slots = slots[(table.generation[slots] == generations) & (table.state[slots] == State.LIVE)]
+        live: Slots = slots[(table.generation[slots] == generations) & (table.state[slots] == LIVE)]
         return live
 
     def _overtaken(self, slots: Slots) -> Slots:
         """Reservations that a wipe has condemned and not come to yet."""
         table = self._state.slots
-        slots = slots[table.state[slots] == State.RESERVED]
+        slots = slots[table.state[slots] == RESERVED]
         return slots[self._wiping.condemned(slots)]
 
     def _count_stored(self, slots: Slots) -> None:
@@ -156,7 +156,7 @@ class Stores:
     def _note_held(self, slots: Slots, where: list[int], entries: Entries) -> None:
         table, counters = self._state.slots, self._state.counters
         for i in where:
-            if table.state[slots[i]] == State.LIVE:
+            if table.state[slots[i]] == LIVE:
                 entries[i] = StoreStatus.EXISTS
                 counters.exists += 1
             else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from .lifecycle import State
+from .lifecycle import ABSENT, COMMITTING, LIVE, RESERVED
 from .records import DeleteCause, WipeRecord
 from .state import rows
 from .tenancy import WipeCounts
@@ -79,7 +79,7 @@ class Wiping:
         current = self._passes[0]
         first, end, ident = current
         last = min(first + SCAN_SLOTS, end)
-        slots = np.flatnonzero(table.state[first:last] != State.ABSENT) + first
+        slots = np.flatnonzero(table.state[first:last] != ABSENT) + first
         slots = slots[self.condemned(slots) & ~table.must_erase[slots]]
         slots = slots[_open(table.state[slots]) | self._erases(slots)]
         if len(slots) > DOOM_SLOTS:
@@ -163,8 +163,8 @@ class Wiping:
             return
         table = self._state.slots
         self._mark(slots)
-        reserved = table.state[slots] == State.RESERVED
-        visible = slots[np.isin(table.state[slots], (State.COMMITTING, State.LIVE))]
+        reserved = table.state[slots] == RESERVED
+        visible = slots[np.isin(table.state[slots], (COMMITTING, LIVE))]
         for home, count, size_bytes in self._state.accounts.by_home(
             visible, table.size_bytes[visible].astype(np.int64)
         ):
@@ -224,5 +224,5 @@ class Wiping:
 
 def _open(states: U8) -> Bools:
     """Which states are in the index."""
-    result: Bools = np.isin(states, (State.RESERVED, State.COMMITTING, State.LIVE))
+    result: Bools = np.isin(states, (RESERVED, COMMITTING, LIVE))
     return result

@@ -1,0 +1,298 @@
+"""What is done to a card that no gateway serves: looked at, checked, formatted, adopted (`xkv-gateway card`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from xkv_gateway.card import ownership
+from xkv_gateway.card.blocks import CardBlocks, CardFailed
+from xkv_gateway.card.check import Checker
+from xkv_gateway.card.fence import CardLost
+from xkv_gateway.card.format_errors import FormatError
+from xkv_gateway.card.layout import plan
+from xkv_gateway.card.opening import in_use, refusal_of
+from xkv_gateway.card.readonly import ReadOnly
+from xkv_gateway.card.sight import Kind, anybody_beats, look, objects_in_checkpoint, owner_lives
+from xkv_gateway.card.structure import RUN_ID_BYTES
+from xkv_gateway.cardurl import SoftCardUrl
+from xkv_gateway.daemon.card import engine_limits, owner_of
+from xkv_gateway.errors import CardUnavailableError
+from xkv_gateway.target.attach import attach, initiator_options
+from xkv_nvmeof.blockdev import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from xkv_gateway.card.check import Progress
+    from xkv_gateway.card.fsck import Report
+    from xkv_gateway.card.opening import FormatWish
+    from xkv_gateway.card.sight import Sight
+    from xkv_gateway.card.superblock import Superblock
+    from xkv_gateway.cardurl import CardUrl
+    from xkv_gateway.config import Config
+    from xkv_gateway.state import HostIdentity
+    from xkv_gateway.target.attach import AttachedCard
+    from xkv_nvmeof.blockdev import BlockDevice, DeviceIdentity
+
+WRITE_TIMEOUT_S: Final = 60.0
+"""For the few writes of a format or an adoption; a card that is away meanwhile is waited for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How the card is reached, and by whom."""
+
+    url: CardUrl
+    config: Config
+    identity: HostIdentity
+    clock: Callable[[], int]
+    wall_clock: Callable[[], int]
+    entropy: Callable[[int], bytes]
+    say: Callable[[str], None]
+    """Tells people why it takes so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at a card tells."""
+
+    sight: Sight
+    identity: DeviceIdentity
+    lives: bool
+    """Whether a gateway has the card now."""
+    objects: int
+    """In the newest checkpoint."""
+
+
+@contextlib.asynccontextmanager
+async def _card_at(
+    door: Door, *, read_only: bool
+) -> AsyncIterator[tuple[AttachedCard, BlockDevice, CardBlocks]]:
+    """Attach the card for the time of the block, and turn what goes wrong there into what a person reads."""
+    options = initiator_options(door.config.nvme, door.identity)
+    attached = await attach(door.url, options, clock=door.clock, entropy=door.entropy, read_only=read_only)
+    device: BlockDevice = ReadOnly(attached.device) if read_only else attached.device
+    try:
+        yield attached, device, CardBlocks(device)
+    except FormatError as error:
+        raise refusal_of(error) from error
+    except (DeviceError, CardFailed, CardLost, TimeoutError) as error:
+        reason = str(error) or f"the card did not answer within {WRITE_TIMEOUT_S:.0f} s"
+        raise CardUnavailableError(f"the card {door.url}: {reason}") from error
+    finally:
+        await attached.aclose()
+
+
+async def look_at(door: Door) -> Look:
+    """Look at a card, without writing to it.
+
+    Raises:
+        CardUnavailableError: it cannot be reached or read, or its file is in use.
+    """
+    async with _card_at(door, read_only=True) as (attached, device, blocks):
+        sight = await look(device, blocks)
+        objects = 0
+        if sight.superblock is not None and (sight.error is None or sight.error.code == "wrong_namespace"):
+            objects = await objects_in_checkpoint(blocks, sight.superblock)
+        # A soft card's file is locked by whoever serves it, so nobody does.
+        lives = attached.soft_card is None and await owner_lives(blocks, sight)
+        return Look(sight, device.identity, lives, objects)
+
+
+async def check(door: Door, *, payload: bool, progress: Progress) -> tuple[Sight, Report]:
+    """Check a card, without writing to it.
+
+    Raises:
+        CardUnavailableError: it cannot be reached or read, or a gateway has it.
+    """
+    async with _card_at(door, read_only=True) as (attached, device, blocks):
+        sight = await look(device, blocks)
+        if attached.soft_card is None and await owner_lives(blocks, sight):
+            assert sight.superblock is not None
+            refusal = in_use(sight.superblock)
+            raise CardUnavailableError(
+                str(refusal), advice="A card that is written to cannot be checked. Stop that gateway first."
+            )
+        checker = Checker(
+            device, blocks, lambda layout: engine_limits(door.config, layout), door.clock, progress
+        )
+        sight = await checker.run(payload=payload)
+        return sight, checker.report
+
+
+async def format_card(
+    door: Door, wish: FormatWish, *, force: bool, takeover: bool, describe: Callable[[Look], str]
+) -> Superblock:
+    """Format the card; return its superblock.
+
+    Args:
+        door: the card.
+        wish: how.
+        force: give up what is on it.
+        takeover: also from an owner that lives; it is told first, and stops.
+        describe: says what is on a card, for the refusal.
+
+    Raises:
+        CardUnavailableError: it cannot be reached, a living gateway has it, or it is not blank and `force` is not given.
+    """
+    async with _card_at(door, read_only=False) as (attached, device, blocks):
+        geometry = device.geometry
+        # What cannot be done is said before anything is given up.
+        layout = plan(geometry.size_bytes, geometry.block_bytes, wish.au_bytes, wish.max_objects)
+        sight = await look(device, blocks)
+        soft = attached.soft_card is not None
+        await _require_free(
+            door,
+            blocks,
+            sight,
+            soft=soft,
+            force=force,
+            takeover=takeover,
+            describe=describe,
+            identity=device.identity,
+        )
+        if not soft:
+            await _settle(door, attached, blocks, sight)
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            return await ownership.format_card(
+                blocks,
+                layout,
+                ownership.facts_of(device),
+                label=wish.label,
+                sequence=1 + (sight.superblock.sequence if sight.superblock else 0),
+                wall_ns=door.wall_clock(),
+                entropy=door.entropy,
+            )
+
+
+async def _require_free(
+    door: Door,
+    blocks: CardBlocks,
+    sight: Sight,
+    *,
+    soft: bool,
+    force: bool,
+    takeover: bool,
+    describe: Callable[[Look], str],
+    identity: DeviceIdentity,
+) -> None:
+    if sight.kind is Kind.BLANK:
+        return
+    lives = not soft and await owner_lives(blocks, sight)
+    if lives and not (force and takeover):
+        assert sight.superblock is not None
+        raise CardUnavailableError(
+            str(in_use(sight.superblock)),
+            advice="Stop that one first. To take the card from it, and give up what is on it: --force --takeover.",
+        )
+    if not force:
+        objects = 0 if sight.superblock is None else await objects_in_checkpoint(blocks, sight.superblock)
+        raise CardUnavailableError(
+            f"the card {door.url} is not blank: {describe(Look(sight, identity, lives, objects))}",
+            advice="If that can be given up: --force.",
+        )
+    if not soft and sight.kind in {Kind.DAMAGED, Kind.UNKNOWN} and await anybody_beats(blocks):
+        raise CardUnavailableError(
+            "a gateway of another version has the card and lives", advice="Stop that one first."
+        )
+
+
+async def _settle(door: Door, attached: AttachedCard, blocks: CardBlocks, sight: Sight) -> None:
+    """Wait until nobody can write to the card any more but us; an owner that lives is told, and stops."""
+    before = sight.superblock
+    if sight.kind in {Kind.BLANK, Kind.STRANGER} or sight.clean:
+        return
+    keep_alive_ms = door.config.nvme.keep_alive_ms if before is None else before.keep_alive_ms
+    if before is not None:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await ownership.write_both(
+                blocks, await _owned(door, attached, blocks, before), first_copy=_first_copy(sight)
+            )
+    await _wait(door, keep_alive_ms)
+
+
+async def _wait(door: Door, keep_alive_ms: int) -> None:
+    delay_s = (keep_alive_ms * ownership.NS_PER_MS + ownership.SETTLE_MARGIN_NS) / 1e9
+    door.say(f"waiting {delay_s:.0f} s, until the run before certainly cannot write any more")
+    await asyncio.sleep(delay_s)
+
+
+def _first_copy(sight: Sight) -> int:
+    assert sight.chosen is not None
+    return ownership.repair_first(sight.chosen)
+
+
+async def _owned(door: Door, attached: AttachedCard, blocks: CardBlocks, before: Superblock) -> Superblock:
+    """Return the superblock with which this command is the owner."""
+    negotiated = attached.device.negotiated
+    keep_alive_ms = door.config.nvme.keep_alive_ms if negotiated is None else negotiated.keep_alive_ms
+    beat_epoch = await ownership.heartbeat_epoch(blocks, before.stamp.card_uuid)
+    return ownership.owned(
+        before,
+        owner_of(door.identity, keep_alive_ms, door.config.control.limits.lease_ms),
+        epoch=1 + max(before.stamp.epoch, beat_epoch),
+        run_id=door.entropy(RUN_ID_BYTES),
+        wall_ns=door.wall_clock(),
+    )
+
+
+def adoptable(door: Door, seen: Look) -> bool:
+    """Tell whether there is something to adopt: False where it is this host's card already.
+
+    Raises:
+        CardUnavailableError: it is no card of ours, cannot be used, or a gateway has it.
+    """
+    sight, superblock = seen.sight, seen.sight.superblock
+    if superblock is None:
+        raise CardUnavailableError(
+            f"there is nothing to adopt: {_nothing(sight)}", advice="See `xkv-gateway card info`."
+        )
+    if sight.error is not None and sight.error.code != "wrong_namespace":
+        raise refusal_of(sight.error)
+    if seen.lives:
+        raise CardUnavailableError(
+            str(in_use(superblock)),
+            advice="Stop that one first, or take the card from it: `xkv-gateway serve --takeover`.",
+        )
+    ours = superblock.owner_host_nqn in {"", door.identity.host_nqn} or isinstance(door.url, SoftCardUrl)
+    return sight.error is not None or not ours
+
+
+def _nothing(sight: Sight) -> str:
+    if sight.kind is Kind.BLANK:
+        return "the card is blank"
+    return ", ".join(sight.marks) if sight.marks else str(sight.error)
+
+
+async def adopt(door: Door, seen: Superblock) -> Superblock:
+    """Make the card belong to its present namespace, and to this host; return its superblock.
+
+    Args:
+        door: the card.
+        seen: the superblock that the operator has agreed to.
+
+    Raises:
+        CardUnavailableError: it cannot be reached, or has changed since.
+    """
+    async with _card_at(door, read_only=False) as (attached, device, blocks):
+        sight = await look(device, blocks)
+        if sight.superblock != seen:
+            raise CardUnavailableError("the card has changed since it was looked at: look again")
+        if not sight.clean and attached.soft_card is None:
+            if await owner_lives(blocks, sight):
+                raise in_use(seen)
+            await _wait(door, seen.keep_alive_ms)
+        facts = ownership.facts_of(device)
+        ours = replace(
+            await _owned(door, attached, blocks, seen),
+            nguid=facts.nguid,
+            namespace_uuid=facts.uuid,
+            # Nothing was written but this: what was complete is complete.
+            clean=sight.clean,
+        )
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await ownership.write_both(blocks, ours, first_copy=_first_copy(sight))
+        return ours
