@@ -13,7 +13,7 @@ from xkv_gateway import card
 FOLDER: Final = Path(card.__file__).parent
 PURE: Final = (
     "format_errors", "structure", "tables", "layout", "superblock", "heartbeat",
-    "record_codec", "journal_format", "journal_scan", "table_file", "table_read",
+    "record_codec", "journal_format", "journal_scan", "table_file", "table_read", "fsck", "marks",
 )  # fmt: skip
 ALLOWED: Final = {
     "__future__", "collections.abc", "crc32c", "dataclasses", "enum", "numpy", "numpy.typing", "re", "struct", "typing",

@@ -12,6 +12,7 @@ from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.layout import HEARTBEAT_OFFSET, superblock_1_offset
 from xkv_gateway.card.session import Phase
 from xkv_gateway.card.store import CardRecovering
+from xkv_gateway.card.superblock import encode
 from xkv_gateway.errors import CardUnavailableError
 
 if TYPE_CHECKING:
@@ -259,3 +260,24 @@ def test_many_small_stores_at_a_time_never_fill_the_ring_beyond_what_a_checkpoin
 
     for seed in range(5):
         Bench(seed).play(work)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"), [("zeroed", "zeroed"), ("exchanged", "formatted anew"), ("overwritten", "overwritten")]
+)
+def test_a_card_that_changes_under_its_owner_ends_the_run_within_two_seconds(what: str, words: str) -> None:
+    async def work(bench: Bench) -> None:
+        run = await bench.open_owned()
+        superblock = run.session.superblock
+        other = replace(superblock, stamp=replace(superblock.stamp, card_uuid=b"\x05" * 16))
+        blocks = {"zeroed": ZERO_BLOCK, "exchanged": encode(other, 0), "overwritten": b"\xff" * 4096}
+        bench.overwrite(0, blocks[what])
+        began_ns = bench.loop.clock()
+        with pytest.raises(CardLost, match=words):
+            await run.task
+        assert bench.loop.clock() - began_ns < 2_000_000_000
+        assert not await run.session.stop()
+        assert bench.medium.read(0, 4096) == blocks[what]
+        await run.device.aclose()
+
+    Bench().play(work)

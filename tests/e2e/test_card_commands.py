@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import io
 import json
 import shutil
+from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from tests.e2e.gateway import run, serve_arguments, serving
+import pytest
+
+from tests.e2e.gateway import Finished, run, serve_arguments, serving
 from tests.e2e.target import target
+from xkv_gateway.cli import main
 from xkv_gateway.errors import ExitCode
 from xkv_nvmeof.softcard.store import TRAILER_BYTES, StoreIdentity
 from xkv_rpc.async_client import AsyncClient
@@ -14,12 +20,20 @@ from xkv_rpc.async_client import AsyncClient
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.e2e.gateway import Finished
-
 MIB = 1 << 20
 SIZE_BYTES = 64 * MIB
 KEYS = [bytes([number]) * 32 for number in range(8)]
 PAYLOADS = [bytes([number]) * 70_000 for number in range(8)]
+
+
+async def command(home: Path, *arguments: str) -> Finished:
+    """Run a command to its end, in a thread of this process: starting an interpreter takes longer than most of them."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("HOME", str(home))
+        patch.setattr("sys.stdin", io.StringIO())
+        code = await asyncio.to_thread(main, arguments)
+    return Finished(code, out.getvalue(), err.getvalue())
 
 
 async def filled(home: Path, file: Path) -> str:
@@ -71,7 +85,7 @@ async def refused(home: Path, url: str, *words: str) -> Finished:
 
 
 async def info(home: Path, url: str) -> dict[str, Any]:
-    finished = await run(home, "card", "info", url, "--json")
+    finished = await command(home, "card", "info", url, "--json")
     assert finished.code == ExitCode.OK, finished.err
     return dict(json.loads(finished.out))
 
@@ -86,13 +100,13 @@ async def test_a_look_and_a_check_tell_all_and_change_nothing_on_disk(home: Path
     assert not facts["card"]["lives"]
     assert (facts["card"]["objects"], facts["card"]["objects_exact"]) == (len(KEYS), True)
     assert facts["card"]["owner"]["host_nqn"].startswith("nqn.2014-08.org.nvmexpress:uuid:")
-    assert "8 objects" in (await run(home, "card", "info", url)).out
-    checked = await run(home, "card", "check", url, "--payload", "--json")
+    assert "8 objects" in (await command(home, "card", "info", url)).out
+    checked = await command(home, "card", "check", url, "--payload", "--json")
     assert checked.code == ExitCode.OK
     report = json.loads(checked.out)
     assert (report["result"], report["findings"], report["notes"]) == ("clean", [], [])
     assert report["counts"]["payload_bytes"] == sum(map(len, PAYLOADS))
-    assert "clean" in (await run(home, "card", "check", url)).out
+    assert "clean" in (await command(home, "card", "check", url)).out
     assert (hashlib.sha256(file.read_bytes()).digest(), file.stat().st_mtime_ns) == before
     assert not (home / ".local").exists()
 
@@ -104,14 +118,14 @@ async def test_damage_is_a_finding_and_an_exit_code_and_costs_the_next_start_onl
     url = await filled(home, file)
     place = file.read_bytes().index(PAYLOADS[3])
     overwrite(file, place + 5, b"X")
-    assert (await run(home, "card", "check", url)).code == ExitCode.OK
-    checked = await run(home, "card", "check", url, "--payload", "--json")
+    assert (await command(home, "card", "check", url)).code == ExitCode.OK
+    checked = await command(home, "card", "check", url, "--payload", "--json")
     assert checked.code == ExitCode.DEGRADED
     assert [finding["code"] for finding in json.loads(checked.out)["findings"]] == ["payload_damaged"]
-    text = await run(home, "card", "check", url, "--payload")
+    text = await command(home, "card", "check", url, "--payload")
     assert "FINDING payload_damaged" in text.out
     overwrite(file, 100, b"damage")
-    assert "superblock_damaged" in (await run(home, "card", "check", url)).out
+    assert "superblock_damaged" in (await command(home, "card", "check", url)).out
     async with serving(home / "state", "--card", url, card=None) as gateway:
         client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
         loaded = await client.load("", b"", KEYS)
@@ -124,15 +138,15 @@ async def test_while_a_gateway_has_a_card_it_is_looked_at_from_outside_and_never
 ) -> None:
     file = home / "card.img"
     async with target(file) as url:
-        assert (await run(home, "card", "format", url)).code == ExitCode.OK
+        assert (await command(home, "card", "format", url)).code == ExitCode.OK
         async with serving(home / "state", "--card", url, card=None):
             assert (await info(home, url))["card"]["lives"]
-            for command in ("check", "adopt"):
-                finished = await run(home, "card", command, url)
+            for name in ("check", "adopt"):
+                finished = await command(home, "card", name, url)
                 assert finished.code == ExitCode.CARD
                 assert "lives" in finished.err
-            for command in ("info", "check", "format", "adopt"):
-                finished = await run(home, "card", command, f"soft:{file}")
+            for name in ("info", "check", "format", "adopt"):
+                finished = await command(home, "card", name, f"soft:{file}")
                 assert finished.code == ExitCode.CARD
                 assert "in use" in finished.err
                 assert "Traceback" not in finished.err
@@ -141,15 +155,15 @@ async def test_while_a_gateway_has_a_card_it_is_looked_at_from_outside_and_never
 async def test_a_forced_format_with_takeover_ends_the_gateway_that_has_the_card(home: Path) -> None:
     short = {"XKV_NVME__KEEP_ALIVE_MS": "1000"}
     async with target(home / "card.img") as url:
-        await run(home, "card", "format", url)
+        await command(home, "card", "format", url)
         async with serving(home / "state", "--card", url, card=None, **short) as gateway:
-            formatted = await run(home, "card", "format", url, "--force", "--takeover", "--label", "new")
+            formatted = await command(home, "card", "format", url, "--force", "--takeover", "--label", "new")
             assert formatted.code == ExitCode.OK, formatted.err
             assert "waiting 3 s" in formatted.err
             assert await gateway.process.wait() == ExitCode.CARD_LOST
             assert "taken over" in gateway.log_text
         assert (await info(home, url))["card"]["label"] == "new"
-        alone = await run(home, "card", "format", url, "--takeover")
+        alone = await command(home, "card", "format", url, "--takeover")
         assert (alone.code, "--force" in alone.err) == (ExitCode.CONFIG, True)
 
 
@@ -161,18 +175,18 @@ async def test_a_card_that_was_copied_to_another_namespace_is_refused_until_it_i
     exchange_ids(copy)
     url = f"soft:{copy}"
     await refused(home, url, "formatted on", "card adopt")
-    assert "wrong_namespace" in (await run(home, "card", "check", url)).out
-    asked = await run(home, "card", "adopt", url)
+    assert "wrong_namespace" in (await command(home, "card", "check", url)).out
+    asked = await command(home, "card", "adopt", url)
     assert asked.code == ExitCode.FORCED  # nobody is there to answer
     assert "8 objects" in asked.out
     await refused(home, url, "card adopt")
-    adopted = await run(home, "card", "adopt", url, "--yes")
+    adopted = await command(home, "card", "adopt", url, "--yes")
     assert adopted.code == ExitCode.OK, adopted.err
     assert "adopted" in adopted.out
-    assert "needs no adoption" in (await run(home, "card", "adopt", url, "--yes")).out
+    assert "needs no adoption" in (await command(home, "card", "adopt", url, "--yes")).out
     async with serving(home / "state", "--card", url, card=None) as gateway:
         assert "warm: 8 objects" in gateway.said_at("card")
-    original = await run(home, "card", "check", f"soft:{file}", "--payload")
+    original = await command(home, "card", "check", f"soft:{file}", "--payload")
     assert original.code == ExitCode.OK
 
 
@@ -186,10 +200,10 @@ async def test_a_copy_of_a_soft_cards_file_is_the_same_card_as_old_as_it_is(home
 
 async def test_a_card_of_another_host_is_adopted_by_name_or_served_as_it_is(home: Path) -> None:
     async with target(home / "card.img") as url:
-        await run(home, "card", "format", url, "--state-dir", str(home / "state"))
+        await command(home, "card", "format", url, "--state-dir", str(home / "state"))
         async with serving(home / "state", "--card", url, card=None) as gateway:
             await gateway.end()
-        adopted = await run(home, "card", "adopt", url, "--yes", "--state-dir", str(home / "other"))
+        adopted = await command(home, "card", "adopt", url, "--yes", "--state-dir", str(home / "other"))
         assert adopted.code == ExitCode.OK
         assert "its owner was" in adopted.out
         assert json.loads((home / "other" / "host.json").read_text())["host_nqn"] in adopted.out
@@ -208,7 +222,7 @@ async def test_a_namespace_that_grew_is_served_and_one_that_shrank_is_refused(ho
         assert await gateway.end() == ExitCode.OK
     resize(file, SIZE_BYTES // 2)
     await refused(home, url, "size_bytes", "Restore its size")
-    assert "geometry_changed" in (await run(home, "card", "check", url)).out
+    assert "geometry_changed" in (await command(home, "card", "check", url)).out
 
 
 async def test_a_soft_card_is_formatted_only_where_both_ends_are_blank(home: Path) -> None:
@@ -227,24 +241,14 @@ async def test_a_soft_card_is_formatted_only_where_both_ends_are_blank(home: Pat
         assert "formatted a blank card" in gateway.log_text
 
 
-async def test_a_card_that_is_zeroed_or_exchanged_while_it_is_served_ends_the_gateway(home: Path) -> None:
-    file, other = home / "card.img", home / "other.img"
-    url = await filled(home, file)
-    await filled(home, other)
-    replaced = other.read_bytes()[:4096]
-    for block, words in (
-        (bytes(4096), "zeroed"),
-        (replaced, "formatted anew"),
-        (b"\xff" * 4096, "overwritten"),
-    ):
-        async with serving(home / "state", "--card", url, card=None) as gateway:
-            superblock = file.read_bytes()[:4096]
-            overwrite(file, 0, block)
-            assert await gateway.process.wait() == ExitCode.CARD_LOST
-            await gateway.logged(words)
-            assert "Traceback" not in gateway.log_text
-        assert file.read_bytes()[:4096] == block  # it wrote nothing more
-        overwrite(file, 0, superblock)
+async def test_a_card_that_is_zeroed_while_it_is_served_ends_the_gateway(home: Path) -> None:
+    file = home / "card.img"
+    async with serving(home / "state", "--card", f"soft:{file}?size=64MiB", card=None) as gateway:
+        overwrite(file, 0, bytes(4096))
+        assert await gateway.process.wait() == ExitCode.CARD_LOST
+        await gateway.logged("zeroed")
+        assert "Traceback" not in gateway.log_text
+    assert not any(file.read_bytes()[:4096])  # it wrote nothing more
 
 
 async def test_what_cannot_be_is_named(home: Path) -> None:
@@ -262,10 +266,12 @@ async def test_what_cannot_be_is_named(home: Path) -> None:
         (("card", "format", f"soft:{file}?size=64MiB", "--objects", "0"), ExitCode.CONFIG, "--objects"),
         (("card", "format", f"soft:{file}?size=64MiB", "--au", "16MiB"), ExitCode.CARD, "card.au"),
     ):
-        finished = await run(home, *arguments)
+        finished = await command(home, *arguments)
         assert finished.code == code, finished.err
         assert words in finished.err
         assert "Traceback" not in finished.err
-    assert (await run(home, "card", "info", f"soft:{file}")).code == ExitCode.OK  # the last one made the file
+    assert (
+        await command(home, "card", "info", f"soft:{file}")
+    ).code == ExitCode.OK  # the last one made the file
     assert (await info(home, f"soft:{file}"))["kind"] == "blank"
-    assert (await run(home, "card", "adopt", f"soft:{file}", "--yes")).code == ExitCode.CARD
+    assert (await command(home, "card", "adopt", f"soft:{file}", "--yes")).code == ExitCode.CARD
