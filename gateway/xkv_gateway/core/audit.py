@@ -9,7 +9,7 @@ import numpy as np
 from .accounts import CHARGED, HELD
 from .allocator import units_of_runs
 from .errors import BrokenInvariant
-from .lifecycle import ABSENT, COMMITTING, LIVE, RESERVED, State
+from .lifecycle import ABSENT, COMMITTING, DOOMED, LIVE, RESERVED, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,10 +34,19 @@ def audit(state: EngineState, removal: Removal) -> None:
     _check_scopes(state, used)
     _require(
         "units that wait for a tombstone",
-        removal.pending_totals() == (removal.pending_au, removal.pending_objects),
+        _pending(state, removal) == (removal.pending_au, removal.pending_objects),
     )
     by_scope = sum(scope.pending_au for scope in state.names.scopes.values())
     _require("units of scopes that wait for a tombstone", by_scope == removal.pending_au)
+
+
+def _pending(state: EngineState, removal: Removal) -> tuple[int, int]:
+    """Units and objects that wait for their tombstone alone."""
+    table, held = state.slots, removal.held_until()
+    doomed = np.flatnonzero((table.state == DOOMED) & ~table.tombstoned & ~table.must_erase)
+    doomed = doomed[~table.guarded(doomed)]
+    doomed = doomed[[slot not in held for slot in doomed.tolist()]] if len(doomed) else doomed
+    return int(table.units(doomed).sum()), len(doomed)
 
 
 def _require(what: str, holds: object) -> None:

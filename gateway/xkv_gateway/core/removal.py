@@ -161,13 +161,6 @@ class Removal:
         """When `settle` has something to do."""
         return self._quarantine[0][0] if self._quarantine else None
 
-    def pending_totals(self) -> tuple[int, int]:
-        """Units and objects that wait for their tombstone alone, counted from the entries, for audits."""
-        table = self._state.slots
-        doomed = np.flatnonzero((table.state == DOOMED) & ~table.tombstoned)
-        pending = self._without_held(doomed[~table.guarded(doomed)])
-        return int(table.units(pending).sum()), len(pending)
-
     def _unlist(self, slots: Slots) -> None:
         if len(slots):
             self._state.index.remove(slots)

@@ -313,21 +313,22 @@ class Restored:
         for each in np.unique(table.state[slots]).tolist():
             these = slots[table.state[slots] == each]
             state.accounts.shift(these, table.units(these), ABSENT, each)
-        self._restore_order(state, slots[live])
+        _restore_order(state, slots[live], self._stamp)
 
-    def _restore_order(self, state: EngineState, live: Slots) -> None:
-        """Live slots in the order of their use, scope by scope."""
-        if not len(live):
-            return
-        scope_of_home = np.array(
-            [-1 if home is None else home.scope.ident for home in state.names.homes], np.int64
-        )
-        scopes = scope_of_home[state.slots.home[live]]
-        order = np.lexsort((self._stamp[live], scopes))
-        live, scopes = live[order], scopes[order]
-        begins = np.flatnonzero(np.diff(scopes, prepend=-1))
-        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(live)], strict=True):
-            scope = state.names.scope_at(int(scopes[begin]))
-            assert scope is not None
-            mine = live[begin:end]
-            state.recency.restore(scope.uses, scope.ident, mine, self._stamp[mine])
+
+def _restore_order(state: EngineState, live: Slots, stamp: U64) -> None:
+    """Live slots in the order of their use, scope by scope."""
+    if not len(live):
+        return
+    scope_of_home = np.array(
+        [-1 if home is None else home.scope.ident for home in state.names.homes], np.int64
+    )
+    scopes = scope_of_home[state.slots.home[live]]
+    order = np.lexsort((stamp[live], scopes))
+    live, scopes = live[order], scopes[order]
+    begins = np.flatnonzero(np.diff(scopes, prepend=-1))
+    for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(live)], strict=True):
+        scope = state.names.scope_at(int(scopes[begin]))
+        assert scope is not None
+        mine = live[begin:end]
+        state.recency.restore(scope.uses, scope.ident, mine, stamp[mine])
