@@ -44,6 +44,7 @@ from xkv_gateway.config import Config
 from xkv_gateway.core.engine import Engine
 from xkv_gateway.core.types import BeginStore, Delete, StoreStatus
 from xkv_gateway.daemon.card import engine_limits
+from xkv_nvmeof.blockdev import DeviceError
 from xkv_nvmeof.initiator import TcpInitiator
 from xkv_nvmeof.initiator_options import InitiatorOptions, TargetAddress
 
@@ -85,7 +86,10 @@ class NoJournal:
         while self._waiting is not None:
             (lsn, durable), self._waiting = self._waiting, None
             if self._flush:
-                await self._device.flush()
+                try:
+                    await self._device.flush()
+                except DeviceError:
+                    return  # the run is over, or who waits for this will say what is wrong
             durable(lsn)
 
 
