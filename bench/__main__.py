@@ -23,6 +23,7 @@ PARTS: Final = {
     "whole_way": "bench.whole_way",
     "journal": "bench.journal",
     "engine_scale": "bench.engine_scale",
+    "turns": "bench.turns",
     "card_format": "bench.card_format",
     "recovery": "bench.recovery",
 }
