@@ -10,6 +10,7 @@ import argparse
 import gc
 import itertools
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.engine_scale import OBJECT_BYTES, _key, _limits, _store
@@ -141,7 +142,7 @@ def _checkpoint(turns: Turns, engine: Engine) -> None:
 
     for first in range(0, image.slots_used, SLOTS_PER_TURN):
         part = pieces(first, min(first + SLOTS_PER_TURN, image.slots_used))
-        while turns.time("checkpoint part", lambda: next(part, part)) is not part:
+        while turns.time("checkpoint part", partial(next, part, part)) is not part:
             continue
     turns.time("checkpoint closed", lambda: writer.close(1, image.used_stamp_max, image.generation_max()))
 
