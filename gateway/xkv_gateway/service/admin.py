@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from xkv_gateway.binds import is_loopback
+from xkv_gateway.service.admin_http import AdminProtocol
 from xkv_gateway.service.metrics import CONTENT_TYPE, metrics_page
 from xkv_gateway.service.tokens import AuditTrail, TokenCheck, Tokens
 
@@ -212,7 +213,7 @@ class AdminServer:
                 access_log=False,
                 lifespan="off",
                 ws="none",
-                http="h11",
+                http=AdminProtocol,
                 loop="none",
                 proxy_headers=False,
                 server_header=False,
