@@ -21,7 +21,9 @@ PARTS: Final = {
     "lookups": "bench.lookups",
     "device": "bench.device",
     "whole_way": "bench.whole_way",
+    "journal": "bench.journal",
     "engine_scale": "bench.engine_scale",
+    "turns": "bench.turns",
     "card_format": "bench.card_format",
     "recovery": "bench.recovery",
 }

@@ -1,4 +1,4 @@
-"""The reverse proxy's side towards vLLM: a pool of connections, one request at a time on each, bytes passed as they come."""
+"""The reverse proxy's side towards vLLM: a connection for each request, bytes passed as they come."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 8192
-IDLE_CONNECTIONS_MAX: Final = 256
-IDLE_S: Final = 2.0
-"""Below the 5 s after which vLLM's server closes an idle connection: a request is never sent into a closing one."""
 CONNECT_S: Final = 5.0
 WRITE_S: Final = 60.0
 POOL_S: Final = 10.0
@@ -111,8 +108,9 @@ class Upstream:
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl.create_default_context() if options.scheme == b"https" else None,
             max_connections=CONNECTIONS_MAX,
-            max_keepalive_connections=IDLE_CONNECTIONS_MAX,
-            keepalive_expiry=IDLE_S,
+            # One request a connection: what an upstream sends too much can never become somebody else's answer, and no
+            # request is ever sent into a connection that is just being closed.
+            max_keepalive_connections=0,
             http1=True,
             http2=False,
             retries=0,

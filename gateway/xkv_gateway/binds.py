@@ -1,7 +1,7 @@
-"""Where the gateway listens: addresses are judged before anything is bound.
+"""Where the gateway listens: addresses are judged before anything is bound, and again as they were really bound.
 
-Nobody is authenticated yet, so that only 127.0.0.0/8 and ::1 may be used, unless the operator has written down that
-a port may be open. Names are resolved once; the result is judged, and the result is what is bound.
+Where nobody is authenticated, only 127.0.0.0/8 and ::1 may be used, unless the operator has written down that a port may be
+open. Names are resolved once; the result is judged, and the result is what is bound.
 """
 
 from __future__ import annotations
@@ -14,6 +14,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from xkv_gateway.errors import AddressInUseError, BindRefusedError, ConfigError, GatewayError
+from xkv_rpc.addresses import is_loopback
+
+__all__ = [
+    "BindAddress",
+    "bind_error",
+    "bind_tcp",
+    "host_port",
+    "is_loopback",
+    "judge_bind",
+    "judge_bound",
+    "resolve_bind",
+]
 
 ADMIN_BACKLOG: Final = 64
 """Connections that wait to be accepted; operators and scrapers are few."""
@@ -39,14 +51,6 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def is_loopback(ip: str) -> bool:
-    """Return whether `ip` is inside 127.0.0.0/8 or is ::1, also when written as an IPv4-mapped IPv6 address."""
-    address = ipaddress.ip_address(ip)
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped.is_loopback
-    return address.is_loopback
-
-
 def judge_bind(host: str, port: int, *, section: str, allow_unauthenticated: bool) -> BindAddress:
     """Return the address to bind for `[section] bind_address = host`.
 
@@ -57,14 +61,37 @@ def judge_bind(host: str, port: int, *, section: str, allow_unauthenticated: boo
     addresses = _resolve(host, port, section)
     outside = [ip for ip in addresses if not is_loopback(ip)]
     if outside and not allow_unauthenticated:
-        resolved = "" if outside[0] == host else f" (which is {outside[0]})"
-        raise BindRefusedError(
-            f"refusing to listen on {host}{resolved}: it can be reached from other machines, "
-            "and this version cannot authenticate anybody",
-            advice=f"Use 127.0.0.1 or ::1, or write [{section}] allow_unauthenticated = true "
-            "into the configuration file if everybody who reaches that address may use it.",
-        )
+        raise _refused(host, outside[0], section)
     return BindAddress(asked=host, ip=addresses[0], port=port)
+
+
+def judge_bound(asked: str, bound: str, *, section: str, allow_unauthenticated: bool) -> None:
+    """Judge once more, by what the kernel says was bound (`IP:PORT`). Raises BindRefusedError."""
+    ip = bound.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    if not allow_unauthenticated and not is_loopback(ip):
+        raise _refused(asked, ip, section)
+
+
+def resolve_bind(host: str, port: int, *, section: str) -> BindAddress:
+    """Return the address to bind where it does not matter who reaches it. Raises ConfigError."""
+    return BindAddress(asked=host, ip=_resolve(host, port, section)[0], port=port)
+
+
+_WAYS_OUT: Final = {
+    "control": "Use 127.0.0.1 or ::1; or let clients with keys in from there: `xkv-gateway keys init`, and [control.curve]"
+    " bind_address = {host}; or",
+    "admin": "Use 127.0.0.1 or ::1; or ask for a token: [admin] token_file = FILE; or",
+}
+
+
+def _refused(host: str, ip: str, section: str) -> BindRefusedError:
+    resolved = "" if ip == host else f" (which is {ip})"
+    return BindRefusedError(
+        f"refusing to listen on {host}{resolved}: it can be reached from other machines,"
+        " and nobody is authenticated there",
+        advice=f"{_WAYS_OUT[section].format(host=repr(host))} write [{section}] allow_unauthenticated = true"
+        " into the configuration file if everybody who reaches that address may use it.",
+    )
 
 
 def _resolve(host: str, port: int, section: str) -> list[str]:
@@ -104,7 +131,7 @@ def bind_tcp(address: BindAddress, *, section: str) -> socket.socket:
 
 def bind_error(address: BindAddress, number: int, *, section: str, detail: str = "") -> GatewayError:
     """Return the error for people of a bind that failed with errno `number` (0: only `detail` says why)."""
-    flag = "--port" if section == "control" else f"--{section}-port"
+    flag = {"control": "--port", "admin": "--admin-port"}.get(section, f"{section}.port")
     match number:
         case errno.EADDRINUSE:
             return AddressInUseError(

@@ -57,6 +57,10 @@ class ConfigError(GatewayError):
     exit_code = ExitCode.CONFIG
 
 
+class KeyNameError(ConfigError):
+    """The name of a key, or a namespace, cannot be one, is taken or is not known."""
+
+
 class GatewayUnreachableError(GatewayError):
     """No gateway answers."""
 

@@ -103,6 +103,11 @@ class HostQueue:
         """How many commands may be submitted now."""
         return self._table.slots.room if self.state is QueueState.READY else 0
 
+    @property
+    def load_bytes(self) -> int:
+        """What is in flight: the data of the commands, and a little for each."""
+        return self._table.load_bytes
+
     def receive(self, chunk: memoryview) -> None:
         """Handle bytes of the connection. `chunk` may be reused afterwards."""
         if self.state in OVER:

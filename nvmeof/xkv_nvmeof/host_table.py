@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from xkv_nvmeof.host_command import NO_DEADLINE, CommandSlots, Exchange, Outcome
 from xkv_nvmeof.host_outbox import Outbox
 from xkv_nvmeof.pdu import encode_command
+
+_COMMAND_BYTES: Final = 4096
+"""What a command counts beside its data when the load of a queue pair is judged."""
 
 
 class CommandTable:
@@ -17,6 +22,8 @@ class CommandTable:
     def __init__(self, entries: int, *, flow_control: bool) -> None:
         self.outbox = Outbox()
         self.slots = CommandSlots(entries, flow_control=flow_control)
+        self.load_bytes = 0
+        """Data of the commands in flight, and a little for each."""
         self._draining: list[Exchange] = []
         self._finished: list[Exchange] = []
 
@@ -26,6 +33,7 @@ class CommandTable:
         exchange.point(self.slots.take(exchange), in_capsule=in_capsule)
         outbox = self.outbox
         exchange.starts_at = outbox.queued_bytes
+        self.load_bytes += exchange.send_bytes + exchange.receive_bytes + _COMMAND_BYTES
         if in_capsule:
             size = exchange.requested_bytes = exchange.send_bytes
             exchange.send_end = outbox.put(
@@ -84,4 +92,5 @@ class CommandTable:
         exchange.outcome = outcome
         exchange.abandon()
         self.slots.give_back(exchange.cid)
+        self.load_bytes -= exchange.send_bytes + exchange.receive_bytes + _COMMAND_BYTES
         self._finished.append(exchange)

@@ -106,15 +106,16 @@ class Dispatcher:
             call.future.exception()  # The caller is gone; nobody else is to be told.
 
     def _pump(self) -> None:
-        """Send as many waiting commands as there is room for, a command of each call in turn."""
+        """Send as many waiting commands as there is room for, a command of each call in turn, where the least is queued."""
         waiting, links = self._waiting, self._links
         while waiting:
             best = None
-            most = 0
+            least_bytes = 0
             for link in links:
-                room = link.core.room
-                if room > most:
-                    best, most = link, room
+                core = link.core
+                # By bytes, so that what is small does not queue behind what is large.
+                if core.room and (best is None or core.load_bytes < least_bytes):
+                    best, least_bytes = link, core.load_bytes
             if best is None:
                 return
             call = waiting.popleft()

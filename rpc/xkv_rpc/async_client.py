@@ -185,7 +185,7 @@ class AsyncClient(AsyncCalls):
 
     def _connection(self) -> Dealer:
         if self._dealer is None:
-            self._dealer = Dealer(self._context, self._endpoint)
+            self._dealer = Dealer(self._context, self._endpoint, self._options.keys)
             self._fd = self._dealer.fileno()
             self._loop.add_reader(self._fd, self._look)
         return self._dealer

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from xkv_rpc.doors import EVERYTHING
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from xkv_rpc.doors import Grant
     from xkv_rpc.errors import RpcError
     from xkv_rpc.messages import PeerId, Reply, Request
 
@@ -35,11 +38,13 @@ class Call:
         payload_bytes: Their sum.
         received_ns: Monotonic time at which the server took the request.
         request_id: The client's number for it.
+        grant: What the peer may touch; the namespace that the request names is among it already.
     """
 
     __slots__ = (
         "_answered",
         "_sink",
+        "grant",
         "payload_bytes",
         "payloads",
         "peer",
@@ -57,6 +62,7 @@ class Call:
         payloads: list[memoryview],
         payload_bytes: int,
         received_ns: int,
+        grant: Grant = EVERYTHING,
     ) -> None:
         self._sink = sink
         self._answered = False
@@ -66,6 +72,7 @@ class Call:
         self.payloads = payloads
         self.payload_bytes = payload_bytes
         self.received_ns = received_ns
+        self.grant = grant
 
     @property
     def answered(self) -> bool:

@@ -65,7 +65,7 @@ class Client(BlockingCalls):
     def _start(self) -> None:
         options = self._options
         self._pid = os.getpid()
-        self._pool = Pool(self._endpoint, options.connections_max, self._clock)
+        self._pool = Pool(self._endpoint, options.connections_max, self._clock, options.keys)
         self._breaker = Breaker(
             backoff_min_ns=options.backoff_min_ms * _NS_PER_MS,
             backoff_max_ns=options.backoff_max_ms * _NS_PER_MS,

@@ -119,6 +119,10 @@ class GatewayUnreachableError(GatewayUnavailableError):
     """No connection could be made. The request was certainly not carried out."""
 
 
+class KeyRefusedError(GatewayUnreachableError):
+    """The endpoint does not know the client's key, or is not the gateway with the expected one. Nothing was sent."""
+
+
 class CallTimeoutError(GatewayUnavailableError):
     """The deadline passed without a reply. Whether the request was carried out is unknown."""
 

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from xkv_rpc.curve_wire import CurveWire
 from xkv_rpc.errors import ClientClosedError, TooManyCallsError
 from xkv_rpc.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from xkv_rpc.doors import ClientKeys
+
+
+AnyWire: TypeAlias = Wire | CurveWire
+
 
 class Pool:
     """Lends each connection to one call at a time. For any thread."""
 
-    def __init__(self, endpoint: str, connections_max: int, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        connections_max: int,
+        clock: Callable[[], int],
+        keys: ClientKeys | None = None,
+    ) -> None:
         self._endpoint = endpoint
+        self._keys = keys
         self._connections_max = connections_max
         self._clock = clock
-        self._idle: list[Wire] = []
-        self._lent: set[Wire] = set()
+        self._idle: list[AnyWire] = []
+        self._lent: set[AnyWire] = set()
         self._connecting = 0
         self._closed = False
         self._lock = threading.Lock()
@@ -31,7 +44,7 @@ class Pool:
         """Connections that are open or being made."""
         return len(self._idle) + len(self._lent) + self._connecting
 
-    def acquire(self, deadline_ns: int, connect_timeout_ns: int) -> Wire:
+    def acquire(self, deadline_ns: int, connect_timeout_ns: int) -> AnyWire:
         """Borrow a connection; give it back with `release`, or after a failure with `discard`.
 
         Raises:
@@ -42,9 +55,9 @@ class Pool:
         wire = self._take(deadline_ns)
         if wire is not None:
             return wire
-        made: Wire | None = None
+        made: AnyWire | None = None
         try:
-            made = Wire(self._endpoint, self._clock, min(deadline_ns, self._clock() + connect_timeout_ns))
+            made = self._connect(min(deadline_ns, self._clock() + connect_timeout_ns))
         finally:
             with self._lock:
                 self._connecting -= 1
@@ -56,7 +69,12 @@ class Pool:
                         made.shutdown()  # as `close` would have done
         return made
 
-    def _take(self, deadline_ns: int) -> Wire | None:
+    def _connect(self, deadline_ns: int) -> AnyWire:
+        if self._keys is None:
+            return Wire(self._endpoint, self._clock, deadline_ns)
+        return CurveWire(self._endpoint, self._keys, self._clock, deadline_ns)
+
+    def _take(self, deadline_ns: int) -> AnyWire | None:
         """Take an idle connection; None: the caller may make one."""
         with self._lock:
             while not self._closed:
@@ -79,7 +97,7 @@ class Pool:
                     self._waiting -= 1
             raise ClientClosedError("the client is closed")
 
-    def release(self, wire: Wire) -> None:
+    def release(self, wire: AnyWire) -> None:
         """Give back a connection on which nothing is outstanding."""
         with self._lock:
             self._lent.discard(wire)
@@ -90,7 +108,7 @@ class Pool:
                 return
         wire.close()
 
-    def discard(self, wire: Wire) -> None:
+    def discard(self, wire: AnyWire) -> None:
         """Give back a connection that is of no use any more."""
         wire.close()
         with self._lock:

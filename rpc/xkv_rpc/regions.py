@@ -107,6 +107,7 @@ class RegionServer:
         entropy: Callable[[int], bytes],
         limits: RegionLimits | None = None,
         socket_mode: int = 0o600,
+        socket_group: int | None = None,
     ) -> None:
         """Make a server that listens nowhere yet.
 
@@ -115,11 +116,13 @@ class RegionServer:
             entropy: Gives unguessable bytes, for tokens.
             limits: What clients may attach.
             socket_mode: Permissions of the socket.
+            socket_group: Its group; None: as it comes.
         """
         self.path = path
         self.limits = limits or RegionLimits()
         self._entropy = entropy
         self._socket_mode = socket_mode
+        self._socket_group = socket_group
         self._regions: dict[bytes, MappedRegion] = {}
         self._clients: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
@@ -140,7 +143,9 @@ class RegionServer:
         Raises:
             EndpointError: A subclass says why the path cannot be used.
         """
-        listener = self._listener = bind_listener(self.path, socket.SOCK_SEQPACKET, self._socket_mode)
+        listener = self._listener = bind_listener(
+            self.path, socket.SOCK_SEQPACKET, self._socket_mode, self._socket_group
+        )
         self._inode = inode_of(self.path)
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
 

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Final
 from xkv_rpc.calls import Buffer, Call, Handler
 from xkv_rpc.codec import RequestDecoder
 from xkv_rpc.diagnose import RequestRefusedError
+from xkv_rpc.doors import EVERYTHING, Admits, Door
 from xkv_rpc.errors import ErrorCode, RpcError
-from xkv_rpc.messages import OP_OF, Limits, PeerId
+from xkv_rpc.messages import OP_OF, Delete, Limits, Load, Lookup, PeerId, Store
 from xkv_rpc.outbox import Outbox
 from xkv_rpc.reply_codec import ReplyEncoder
 from xkv_rpc.session import Ledger, ServerBounds
@@ -30,7 +31,8 @@ from xkv_rpc.transport import Received, Router
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xkv_rpc.messages import Reply
+    from xkv_rpc.doors import Doorkeeper, Grant
+    from xkv_rpc.messages import Reply, Request
 
 __all__ = ["Buffer", "Call", "Handler", "PeerId", "Server", "ServerBounds", "ServerCounters"]
 
@@ -38,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN: Final = 64
 """Messages taken in one turn of the loop before everything else gets its turn."""
+KNOCKS_PER_TURN: Final = 16
+"""Handshakes judged in one turn."""
 
 
 @dataclass(slots=True)
@@ -70,6 +74,7 @@ class Server:
         clock: Callable[[], int],
         bounds: ServerBounds | None = None,
         socket_mode: int = 0o600,
+        doorkeeper: Doorkeeper | None = None,
     ) -> None:
         """Make a server that is bound to nothing yet.
 
@@ -78,7 +83,9 @@ class Server:
             limits: What one request may ask for.
             clock: Monotonic nanoseconds.
             bounds: What may be in flight.
-            socket_mode: Permissions of the Unix sockets that `bind` makes.
+            socket_mode: Permissions of the Unix sockets that `bind` makes of mere paths.
+            doorkeeper: Judges each handshake, and says what each request may touch. Without one, whoever reaches an
+                endpoint is served, and there can be no keys.
         """
         self._handler = handler
         self._clock = clock
@@ -88,8 +95,14 @@ class Server:
         self._encoder = ReplyEncoder()
         self._ledger = Ledger(bounds or ServerBounds())
         self._router = Router(
-            payload_bytes_max=max(limits.object_bytes, limits.inline_bytes), payloads_max=limits.keys
+            payload_bytes_max=max(limits.object_bytes, limits.inline_bytes),
+            payloads_max=limits.keys,
+            guarded=doorkeeper is not None,
         )
+        self._doorkeeper = doorkeeper
+        self._judging = False
+        """Whether a look at the porter is due."""
+        self._has_keys = False
         self._outbox = Outbox(
             self._router, self._ledger, self._loop, after_send=self._look_again, on_empty=self._note_idle
         )
@@ -103,21 +116,33 @@ class Server:
         self._drain_scheduled = False
         self._in_drain = False
 
-    async def bind(self, endpoints: Sequence[str]) -> list[str]:
+    async def bind(self, endpoints: Sequence[str | Door]) -> list[str]:
         """Bind all endpoints and begin to serve; returns them with the ports that were really bound.
+
+        A mere `tcp://` endpoint admits loopback, and a mere `ipc://` one whoever may open it, where there is a doorkeeper.
 
         Raises:
             EndpointError: One cannot be bound. Then none is, and the server is closed.
         """
         assert not self._closed
+        doors = [self._door(endpoint) if isinstance(endpoint, str) else endpoint for endpoint in endpoints]
+        self._has_keys = any(door.admits is Admits.KEYS for door in doors)
+        if self._router.porter is not None:
+            # Who judges is at the door before there is one.
+            self._loop.add_reader(self._router.porter.fileno(), self._judge)
         try:
-            bound = [self._router.bind(endpoint, self._socket_mode) for endpoint in endpoints]
+            bound = [self._router.bind(door) for door in doors]
         except BaseException:
             await self.aclose(linger_ms=0)
             raise
         self._loop.add_reader(self._fd, self._drain)
         self._look_again()
+        self._judge()
         return bound
+
+    def _door(self, endpoint: str) -> Door:
+        local = endpoint.startswith("ipc://")
+        return Door(endpoint, Admits.LOCAL if local else Admits.LOOPBACK, mode=self._socket_mode)
 
     @property
     def in_flight(self) -> int:
@@ -155,11 +180,36 @@ class Server:
                 await self._idle.wait()
         self._closed = True
         self._loop.remove_reader(self._fd)
+        if self._router.porter is not None:
+            self._loop.remove_reader(self._router.porter.fileno())
         self._outbox.close()
         self._router.close(linger_ms)
         # Ending the context blocks while peers take the rest.
         await self._loop.run_in_executor(None, self._router.terminate)
         self._closed_event.set()
+
+    # --- handshakes
+
+    def _judge(self) -> None:
+        """Answer the porter's questions; what is left for the next turn keeps its peer waiting, not the others."""
+        self._judging = False
+        porter, doorkeeper = self._router.porter, self._doorkeeper
+        if self._closed or porter is None or doorkeeper is None:
+            return
+        for _ in range(KNOCKS_PER_TURN):
+            question = porter.receive()
+            if question is None:
+                return
+            number, knock = question
+            porter.answer(number, doorkeeper.judge(knock))
+        if not self._judging:
+            self._judging = True
+            self._loop.call_soon(self._judge)
+
+    def _grant(self, user: str) -> Grant | None:
+        if self._doorkeeper is None or not self._has_keys:
+            return EVERYTHING
+        return self._doorkeeper.grant_of(user)
 
     # --- in
 
@@ -196,6 +246,16 @@ class Server:
             self._counters.bad_messages += 1
             self._refuse(peer, refused.request_id, refused.error)
             return
+        grant = self._grant(message.user)
+        if grant is None:
+            error = RpcError(ErrorCode.UNAUTHORIZED, "this key is not known, or not any more")
+            self._refuse(peer, request_id, error)
+            return
+        if grant.namespaces is not None and not _covers(grant, request):
+            # Before anything is looked at, so that nothing is said about what is there.
+            error = RpcError(ErrorCode.FORBIDDEN, "this key may not touch that namespace", field="ns")
+            self._refuse(peer, request_id, error)
+            return
         payload_bytes = sum(message.lengths) if message.lengths else 0
         self._counters.received_payload_bytes += payload_bytes
         if self._draining:
@@ -206,7 +266,11 @@ class Server:
             self._refuse(peer, request_id, self._busy())
             return
         self._counters.requests[OP_OF[type(request)]] += 1
-        self._dispatch(Call(self, peer, request_id, request, message.payloads, payload_bytes, now_ns))
+        self._dispatch(
+            Call(
+                self, peer, request_id, request, message.payloads, payload_bytes, now_ns, grant or EVERYTHING
+            )
+        )
 
     def _dispatch(self, call: Call) -> None:
         try:
@@ -259,3 +323,11 @@ class Server:
     def _note_idle(self) -> None:
         if self._closing and not self._ledger.requests and not self._outbox.waiting:
             self._idle.set()
+
+
+def _covers(grant: Grant, request: Request) -> bool:
+    match request:
+        case Lookup() | Load() | Store() | Delete():
+            return grant.covers(request.ns)
+        case _:
+            return True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from xkv_rpc.errors import CircuitOpenError
 
 if TYPE_CHECKING:
+    from xkv_rpc.doors import ClientKeys
     from xkv_rpc.messages import PeerId
 
 
@@ -136,6 +137,8 @@ class ClientOptions:
     """Blocking client: connections, so also calls of different threads at once; further ones wait."""
     calls_max: int = 256
     """Asyncio client: calls in flight at once; further ones wait."""
+    keys: ClientKeys | None = None
+    """For a CURVE endpoint: whom to trust, and who the client is (`curve_files.read_client_keys`)."""
 
 
 # --- circuit breaker --------------------------------------------------------------------------------------

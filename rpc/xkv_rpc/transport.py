@@ -1,4 +1,4 @@
-"""ZMQ sockets, and nothing but: the only module that imports zmq.
+"""ZMQ sockets, and nothing but: with `porter`, the only module that imports zmq.
 
 The sockets are plain ones, never `zmq.asyncio`: their descriptor is watched by the loop and drained by hand. That
 descriptor is edge-triggered and belongs to the socket's mailbox, so whoever watches it must look at `readable` until it
@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from xkv_rpc.errors import AddressInUseError, BadEndpointError, EndpointError
 from xkv_rpc.messages import PeerId
-from xkv_rpc.unixpath import check_socket_path, claim_socket_path, inode_of, unlink_if_same
+from xkv_rpc.porter import Porter, ZmqContext, ZmqSocket
+from xkv_rpc.unixpath import bind_listener, check_socket_path, inode_of, unlink_if_same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xkv_rpc.calls import Buffer
-
-ZmqSocket: TypeAlias = "zmq.Socket[bytes]"
-ZmqContext: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+    from xkv_rpc.doors import ClientKeys, Door
 
 FRAME_SLACK_BYTES: Final = 16 << 20
 """MAXMSGSIZE is the largest payload and this: what is a little too large is answered, not cut off."""
@@ -43,6 +42,8 @@ BACKLOG: Final = 1024
 TCP_KEEPALIVE_IDLE_S: Final = 60
 TCP_KEEPALIVE_INTERVAL_S: Final = 15
 TCP_KEEPALIVE_COUNT: Final = 4
+HANDSHAKE_MS: Final = 10_000
+"""A peer that has not shaken hands by then is let go."""
 
 _POLLIN: Final = int(zmq.POLLIN)
 _POLLOUT: Final = int(zmq.POLLOUT)
@@ -60,6 +61,23 @@ class SendOutcome(Enum):
     """The peer's queue is full; nothing was sent."""
     GONE = "gone"
     """There is no such peer (any more); nothing was sent."""
+
+
+class PeerEvent(Enum):
+    """What happened to a client's connection."""
+
+    REFUSED = "refused"
+    """The handshake failed for good: an unknown key, or another mechanism."""
+    LOST = "lost"
+
+
+_PEER_EVENTS: Final = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): PeerEvent.REFUSED,
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): PeerEvent.REFUSED,
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): PeerEvent.REFUSED,
+    int(zmq.EVENT_DISCONNECTED): PeerEvent.LOST,
+}
+_EVENTS_WATCHED: Final = sum(_PEER_EVENTS)
 
 
 class Tracker:
@@ -92,6 +110,8 @@ class Received:
     header: bytes
     payloads: list[memoryview]
     lengths: list[int]
+    user: str
+    """Who was let in, as the doorkeeper said; empty: there are no keys on this socket."""
 
 
 def make_context() -> ZmqContext:
@@ -123,11 +143,16 @@ def _send_payloads(raw: ZmqSocket, payloads: Sequence[Buffer]) -> Tracker | None
 
 
 class Router:
-    """The server's ROUTER socket. Not for several threads; no call blocks."""
+    """The server's ROUTER socket. Not for several threads; no call blocks.
 
-    def __init__(self, *, payload_bytes_max: int, payloads_max: int) -> None:
+    With `guarded` it asks the `porter` about each handshake; then `receive` must not be relied on before that answers.
+    """
+
+    def __init__(self, *, payload_bytes_max: int, payloads_max: int, guarded: bool = False) -> None:
         self._context = make_context()
         self._payloads_max = payloads_max
+        self._identified = False
+        self.porter = Porter(self._context) if guarded else None
         self._paths: list[tuple[str, int]] = []
         self._raw = raw = self._context.socket(zmq.ROUTER)
         raw.copy_threshold = COPY_BELOW_BYTES
@@ -138,30 +163,56 @@ class Router:
         raw.set(zmq.SNDHWM, SEND_HWM)
         raw.set(zmq.MAXMSGSIZE, payload_bytes_max + FRAME_SLACK_BYTES)
         raw.set(zmq.BACKLOG, BACKLOG)
+        raw.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        # Without this an endpoint is open while nobody answers for it.
+        raw.set(zmq.ZAP_ENFORCE_DOMAIN, int(guarded))
         raw.set(zmq.TCP_KEEPALIVE, 1)
         raw.set(zmq.TCP_KEEPALIVE_IDLE, TCP_KEEPALIVE_IDLE_S)
         raw.set(zmq.TCP_KEEPALIVE_INTVL, TCP_KEEPALIVE_INTERVAL_S)
         raw.set(zmq.TCP_KEEPALIVE_CNT, TCP_KEEPALIVE_COUNT)
 
-    def bind(self, endpoint: str, socket_mode: int) -> str:
-        """Bind `tcp://ADDRESS:PORT` or `ipc://PATH`; returns the endpoint with the port that was really bound.
+    def bind(self, door: Door) -> str:
+        """Bind; returns the endpoint with the port that was really bound.
 
         Raises:
             EndpointError: A subclass says why not.
         """
+        endpoint = door.endpoint
         scheme, rest = _split(endpoint)
-        if scheme == "ipc":
-            claim_socket_path(rest, socket.SOCK_STREAM)
         try:
-            self._raw.set(zmq.IPV6, int("[" in rest))
-            self._raw.bind(endpoint)
+            self._set_mechanism(door)
+            if scheme == "ipc":
+                self._bind_unix(endpoint, rest, door)
+            else:
+                self._raw.set(zmq.IPV6, int("[" in rest))
+                self._raw.bind(endpoint)
             bound = self._raw.get(zmq.LAST_ENDPOINT)
         except zmq.ZMQError as error:
             raise _endpoint_error(endpoint, error) from None
-        if scheme == "ipc":
-            Path(rest).chmod(socket_mode)
-            self._paths.append((rest, inode_of(rest)))
         return bytes(bound).rstrip(b"\0").decode()
+
+    def _set_mechanism(self, door: Door) -> None:
+        """Set what the transport copies into the next endpoint that is bound."""
+        raw = self._raw
+        if door.keys is not None:
+            assert self.porter is not None, "keys that nobody checks"
+            raw.set(zmq.CURVE_SERVER, 1)
+            raw.set(zmq.CURVE_SECRETKEY, door.keys.secret.encode())
+            self._identified = True
+        else:
+            raw.set(zmq.CURVE_SERVER, 0)
+        if self.porter is not None:
+            raw.set(zmq.ZAP_DOMAIN, door.admits.value.encode())
+
+    def _bind_unix(self, endpoint: str, path: str, door: Door) -> None:
+        """Bind a listener of our own making: its permissions hold from the first moment."""
+        listener = bind_listener(path, socket.SOCK_STREAM, door.mode, door.group)
+        self._paths.append((path, inode_of(path)))
+        self._raw.set(zmq.USE_FD, listener.detach())
+        try:
+            self._raw.bind(endpoint)
+        finally:
+            self._raw.set(zmq.USE_FD, -1)
 
     def fileno(self) -> int:
         """Give the descriptor to watch for reading (edge-triggered)."""
@@ -173,7 +224,12 @@ class Router:
         if not int(raw.get(_EVENTS)) & _POLLIN:
             return None
         peer = PeerId(raw.recv(_DONTWAIT))
-        header = raw.recv(_DONTWAIT)
+        user = ""
+        if self._identified:
+            first = raw.recv(_DONTWAIT, copy=False)
+            header, user = first.bytes, _user_of(first)
+        else:
+            header = raw.recv(_DONTWAIT)
         payloads: list[memoryview] = []
         lengths: list[int] = []
         while raw.get(_RCVMORE):
@@ -184,7 +240,7 @@ class Router:
                 lengths.append(len(frame))
             elif len(lengths) == len(payloads):
                 lengths.append(len(frame))
-        return Received(peer, header, payloads, lengths)
+        return Received(peer, header, payloads, lengths, user)
 
     def send(
         self, peer: PeerId, header: bytes, payloads: Sequence[Buffer]
@@ -213,12 +269,22 @@ class Router:
     def close(self, linger_ms: int) -> None:
         """Close; what was sent may still leave until `terminate`, for at most `linger_ms`."""
         self._raw.close(linger_ms)
+        if self.porter is not None:
+            self.porter.close()
         for path, inode in self._paths:
             unlink_if_same(path, inode)
 
     def terminate(self) -> None:
         """End the context. Blocks for at most the linger time."""
         self._context.term()
+
+
+def _user_of(frame: zmq.Frame) -> str:
+    """Say whom the porter has let in. Where it was not asked there is no such word, or one that the peer chose itself."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
 
 
 def _split(endpoint: str) -> tuple[str, str]:
@@ -241,7 +307,9 @@ class Dealer:
     carried out after its caller has given up.
     """
 
-    def __init__(self, context: ZmqContext, endpoint: str) -> None:
+    def __init__(
+        self, context: ZmqContext, endpoint: str, keys: ClientKeys | None = None, *, watched: bool = False
+    ) -> None:
         scheme, rest = _split(endpoint)
         if scheme == "ipc":
             check_socket_path(rest)
@@ -252,10 +320,17 @@ class Dealer:
         raw.set(zmq.SNDHWM, CLIENT_HWM)
         raw.set(zmq.RCVHWM, CLIENT_HWM)
         raw.set(zmq.IPV6, int("[" in rest))
+        if keys is not None:
+            raw.set(zmq.CURVE_SERVERKEY, keys.server_public.encode())
+            raw.set(zmq.CURVE_PUBLICKEY, keys.pair.public.encode())
+            raw.set(zmq.CURVE_SECRETKEY, keys.pair.secret.encode())
+        self._monitor: ZmqSocket | None = None
+        if watched:
+            self._monitor = raw.get_monitor_socket(_EVENTS_WATCHED, f"inproc://watch-{id(self)}")
         try:
             raw.connect(endpoint)
         except zmq.ZMQError as error:
-            raw.close(0)
+            self.close()
             raise _endpoint_error(endpoint, error) from None
 
     def fileno(self) -> int:
@@ -266,6 +341,23 @@ class Dealer:
         """Whether a message can be received, and whether one can be sent. Resets the edge of the descriptor."""
         events = int(self._raw.get(_EVENTS))
         return bool(events & _POLLIN), bool(events & _POLLOUT)
+
+    def wait(self, timeout_ms: int, *, writable: bool) -> None:
+        """Wait until a message can be sent or received, or something happened to the connection, or for the time."""
+        poller = zmq.Poller()
+        poller.register(self._raw, _POLLOUT if writable else _POLLIN)
+        if self._monitor is not None:
+            poller.register(self._monitor, _POLLIN)
+        poller.poll(timeout_ms)
+
+    def event(self) -> PeerEvent | None:
+        """Take the next thing that happened to a watched connection, if there is one."""
+        while self._monitor is not None and self._monitor.poll(0):
+            frames = self._monitor.recv_multipart(_DONTWAIT)
+            event = _PEER_EVENTS.get(int.from_bytes(frames[0][:2], sys.byteorder))
+            if event is not None:
+                return event
+        return None
 
     def send(self, header: bytes, payloads: Sequence[Buffer]) -> tuple[bool, Tracker | None]:
         """Send one message, or say that there is no connection (or no room) now."""
@@ -290,4 +382,7 @@ class Dealer:
 
     def close(self) -> None:
         """Close; what has not left is dropped."""
+        if self._monitor is not None:
+            self._raw.disable_monitor()
+            self._monitor.close(0)
         self._raw.close(0)

@@ -60,8 +60,8 @@ def check_socket_path(path: str) -> None:
         raise SocketPathTooLongError(path, f"at most {SOCKET_PATH_BYTES_MAX} bytes")
 
 
-def bind_listener(path: str, kind: socket.SocketKind, mode: int) -> socket.socket:
-    """Claim the path and listen there, without blocking.
+def bind_listener(path: str, kind: socket.SocketKind, mode: int, group: int | None = None) -> socket.socket:
+    """Claim the path and listen there, without blocking; with `group`, that group gets its bits of `mode`.
 
     Raises:
         EndpointError: A subclass says why not.
@@ -71,11 +71,17 @@ def bind_listener(path: str, kind: socket.SocketKind, mode: int) -> socket.socke
     try:
         listener.setblocking(False)
         # Set on the socket itself, the mode holds from the moment at which the path exists.
-        os.fchmod(listener.fileno(), mode)
+        os.fchmod(listener.fileno(), mode if group is None else mode & 0o700)
         listener.bind(path)
+        if group is not None:
+            os.chown(path, -1, group)
+            Path(path).chmod(mode)
         listener.listen(LISTEN_BACKLOG)
     except OSError as error:
+        made = listener.getsockname() == path
         listener.close()
+        if made:
+            Path(path).unlink(missing_ok=True)
         kind_of_error = AddressInUseError if error.errno == errno.EADDRINUSE else BadEndpointError
         raise kind_of_error(path, error.strerror or "") from None
     return listener

@@ -281,3 +281,37 @@ def test_a_card_that_changes_under_its_owner_ends_the_run_within_two_seconds(wha
         await run.device.aclose()
 
     Bench().play(work)
+
+
+def test_a_damaged_copy_of_the_superblock_does_not_end_the_run_of_its_owner() -> None:
+    async def work(bench: Bench) -> None:
+        run = await bench.open_owned()
+        block = bytearray(bench.medium.read(0, 4096))
+        block[300] ^= 1
+        bench.overwrite(0, bytes(block))
+        await asyncio.sleep(5)
+        assert await run.save(b"key", b"bytes") == "stored"
+        taking = asyncio.create_task(bench.open("second", takeover=True))
+        with pytest.raises(CardLost, match="taken over by second"):
+            await run.task
+        second = await taking
+        await second.owned()
+        assert await second.load(b"key") == b"bytes"
+        await second.kill()
+        await run.device.aclose()
+
+    Bench().play(work)
+
+
+def test_a_run_whose_superblocks_are_both_damaged_ends() -> None:
+    async def work(bench: Bench) -> None:
+        run = await bench.open_owned()
+        for offset in (0, LAST):
+            block = bytearray(bench.medium.read(offset, 4096))
+            block[300] ^= 1
+            bench.overwrite(offset, bytes(block))
+        with pytest.raises(CardLost, match="both superblocks are damaged"):
+            await run.task
+        await run.device.aclose()
+
+    Bench().play(work)

@@ -26,12 +26,14 @@ KEYS = [bytes([number]) * 32 for number in range(8)]
 PAYLOADS = [bytes([number]) * 70_000 for number in range(8)]
 
 
-async def command(home: Path, *arguments: str) -> Finished:
+async def command(home: Path, *arguments: str, **extra: str) -> Finished:
     """Run a command to its end, in a thread of this process: starting an interpreter takes longer than most of them."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("HOME", str(home))
         patch.setattr("sys.stdin", io.StringIO())
+        for name, value in extra.items():
+            patch.setenv(name, value)
         code = await asyncio.to_thread(main, arguments)
     return Finished(code, out.getvalue(), err.getvalue())
 
@@ -153,11 +155,12 @@ async def test_while_a_gateway_has_a_card_it_is_looked_at_from_outside_and_never
 
 
 async def test_a_forced_format_with_takeover_ends_the_gateway_that_has_the_card(home: Path) -> None:
-    short = {"XKV_NVME__KEEP_ALIVE_MS": "1000"}
+    short = {"XKV_NVME__KEEP_ALIVE_MS": "1000", "XKV_NVME__COMMAND_TIMEOUT_MS": "1000"}
     async with target(home / "card.img") as url:
         await command(home, "card", "format", url)
         async with serving(home / "state", "--card", url, card=None, **short) as gateway:
-            formatted = await command(home, "card", "format", url, "--force", "--takeover", "--label", "new")
+            arguments = ("card", "format", url, "--force", "--takeover", "--label", "new")
+            formatted = await command(home, *arguments, **short)
             assert formatted.code == ExitCode.OK, formatted.err
             assert "waiting 3 s" in formatted.err
             assert await gateway.process.wait() == ExitCode.CARD_LOST

@@ -126,11 +126,15 @@ async def running_front(
     front = Front(parts, upstream)
     listener = bind("127.0.0.1", 0, "--port")
     port = listener.getsockname()[1]
+    # The protocol without uvicorn's own loop around it, which starts and ends in tenths of a second.
     server = make_server(front, connections_max=4096, drain_s=1, protocol=protocol)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+    server.config.load()
+    state = server.server_state
+    accepting = await asyncio.get_running_loop().create_server(
+        lambda: protocol(config=server.config, server_state=state, app_state={}),  # type: ignore[call-arg]
+        sock=listener,
+    )
     try:
-        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0)
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}",
             timeout=DEADLINE_S,
@@ -139,10 +143,11 @@ async def running_front(
         ) as client:
             yield Running(front, port, metrics, client, keys_file, log)
     finally:
-        server.should_exit = server.force_exit = True
-        await task
-        for connection in list(server.server_state.connections):
+        accepting.close()
+        for connection in list(state.connections):
             connection.transport.abort()
+        if state.tasks:
+            await asyncio.wait(state.tasks, timeout=DEADLINE_S)
         await upstream.aclose()
 
 

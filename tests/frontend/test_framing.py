@@ -108,6 +108,7 @@ async def test_other_frames_are_written_anew(front: Running, fake: FakeVllm, nam
     nothing_smuggled(fake)
     assert {key for key, _ in fake.requests[0].headers} == {
         "host", "accept", "accept-encoding", "user-agent", "x-request-id", "content-type", "content-length",
+        "connection",
     }  # fmt: skip
     assert fake.requests[0].header("x-request-id") != "mine"
 

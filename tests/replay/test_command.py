@@ -203,6 +203,8 @@ async def test_a_bad_trace_is_said_before_a_gateway_is_asked(home: Path) -> None
         ("--namespace", "n" * 65, "at most 64 bytes"),
         ("--scope", "my-secret-salt", "not a scope in hexadecimal"),
         ("--scope", "ab" * 33, "longer than 32 bytes"),
+        ("--scope", b"_default".hex(), "is reserved"),
+        ("--timeout", "nan", "is not a number"),
         ("--port", "0", "0 is not in the range"),
     ],
 )

@@ -40,6 +40,7 @@ from xkv_rpc.server import Call, Server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from xkv_rpc.doors import Door, Doorkeeper
     from xkv_rpc.regions import RegionServer
     from xkv_rpc.server import Handler
     from xkv_rpc.session import ServerBounds
@@ -158,10 +159,11 @@ class Served:
 def serving(
     handler: Handler,
     *,
-    endpoints: Sequence[str] = ("tcp://127.0.0.1:0",),
+    endpoints: Sequence[str | Door] = ("tcp://127.0.0.1:0",),
     limits: Limits | None = None,
     bounds: ServerBounds | None = None,
     fast_loop: bool = True,
+    doorkeeper: Doorkeeper | None = None,
 ) -> Iterator[Served]:
     served = Served()
     ready = threading.Event()
@@ -170,7 +172,9 @@ def serving(
     async def main() -> None:
         served.loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
-        served.server = Server(handler, limits or Limits(), clock=time.monotonic_ns, bounds=bounds)
+        served.server = Server(
+            handler, limits or Limits(), clock=time.monotonic_ns, bounds=bounds, doorkeeper=doorkeeper
+        )
         try:
             served.endpoints = await served.server.bind(endpoints)
         except BaseException as error:
@@ -204,7 +208,7 @@ def serving(
 class RawClient:
     """A DEALER that sends frames as they are."""
 
-    def __init__(self, endpoint: str, identity: bytes | None = None, **options: int) -> None:
+    def __init__(self, endpoint: str, identity: bytes | None = None, **options: int | bytes) -> None:
         self.context = zmq.Context(io_threads=1)
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)

@@ -28,7 +28,7 @@ async def client(source: FakeSource) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the real server, over a real socket."""
     listener = bind_tcp(LOOPBACK, section="admin")
     port = listener.getsockname()[1]
-    server = AdminServer(source, LOOPBACK, listener)
+    server = AdminServer(create_app(source, LOOPBACK), listener)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.run())
         async with httpx.AsyncClient(
@@ -163,7 +163,7 @@ async def test_a_listener_on_all_addresses_takes_any_address_and_its_own_name(ho
 async def test_stopping_does_not_wait_for_idle_or_half_open_connections(source: FakeSource) -> None:
     listener = bind_tcp(LOOPBACK, section="admin")
     port = listener.getsockname()[1]
-    server = AdminServer(source, LOOPBACK, listener)
+    server = AdminServer(create_app(source, LOOPBACK), listener)
     task = asyncio.create_task(server.run())
     writers = []
     for sent in (

@@ -17,6 +17,7 @@ Fault model. The unit is the sector of 512 bytes, whatever the block size:
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 SECTOR_BYTES: Final = 512
 ZEROES: Final = bytes(SECTOR_BYTES)
+SURVIVOR_DRAWS: Final = 4
+"""So many draws for each image that is asked for: some come twice."""
 
 Image = dict[int, bytes]
 """Sector number to its 512 bytes; what is absent is zero."""
@@ -161,18 +164,54 @@ class Medium:
             image[sector] = pick
         return image
 
-    def survivors(self, images_max: int) -> Iterator[Image]:
-        """Every image that a power failure now may leave, or the first `images_max` of them."""
+    def survivors(self, images_max: int, rng: random.Random | None = None) -> Iterator[Image]:
+        """Every image that a power failure now may leave, or, where there are more than that, `images_max` of them.
+
+        Beyond the bound come first the telling ones (nothing, everything, the writes up to each, all but one, each one torn),
+        then, with `rng`, random ones.
+        """
         options = self.choices()
-        combinations = itertools.product(*options.values())
-        for picks in itertools.islice(combinations, images_max):
-            yield {**self.durable, **dict(zip(options, picks, strict=True))}
+        if math.prod(map(len, options.values())) <= images_max or rng is None:
+            combinations = itertools.product(*options.values())
+            for picks in itertools.islice(combinations, images_max):
+                yield {**self.durable, **dict(zip(options, picks, strict=True))}
+            return
+        seen: set[int] = set()
+        for _ in range(SURVIVOR_DRAWS * images_max):
+            for image in (*self._telling(), self.draw_survivor(rng)) if not seen else (self.draw_survivor(rng),):
+                mark = hash(tuple(image.get(sector, ZEROES) for sector in options))
+                if mark not in seen:
+                    seen.add(mark)
+                    yield image
+                if len(seen) == images_max:
+                    return
+
+    def _telling(self) -> list[Image]:
+        """Survivors that one would think of: by whole writes, and with one write torn."""
+        writes = list({id(write): write for versions in self.cache.values() for write, _ in versions}.values())
+        writes += [write for write in self.in_flight.values() if write not in writes]
+        parts: list[dict[int, bytes]] = [dict(write.sectors()) for write in writes]
+        whole = [{**self.durable, **_joined(parts[:count])} for count in (0, len(parts), *range(1, len(parts)))]
+        without = [
+            {**self.durable, **_joined([part for part in parts if part is not each])} for each in parts
+        ]
+        torn = []
+        for at, part in enumerate(parts):
+            sectors = sorted(part)
+            for half in (sectors[: len(sectors) // 2], sectors[len(sectors) // 2 :], sectors[:1], sectors[1:]):
+                rest = {sector: part[sector] for sector in half}
+                torn.append({**self.durable, **_joined([*parts[:at], rest])})
+        return [*whole, *without, *torn]
 
     def lose_power(self, image: Image) -> None:
         """Become one of the survivors."""
         self.durable = dict(image)
         self.cache.clear()
         self.in_flight.clear()
+
+
+def _joined(parts: list[dict[int, bytes]]) -> Image:
+    return {sector: data for part in parts for sector, data in part.items()}
 
 
 def read_image(image: Image, offset_bytes: int, length_bytes: int) -> bytes:

@@ -103,6 +103,7 @@ def upstream_headers(
         (b"accept", accept),
         (b"accept-encoding", b"identity"),
         (b"user-agent", b"xkv-frontend"),
+        (b"connection", b"close"),
         (b"x-request-id", request_id),
     ]
     if authorization is not None:

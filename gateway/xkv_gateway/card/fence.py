@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from xkv_gateway.card import heartbeat as heartbeat_format
 from xkv_gateway.card import superblock as superblock_format
 from xkv_gateway.card.blocks import RETRY_DELAY_S
-from xkv_gateway.card.format_errors import FormatError
+from xkv_gateway.card.format_errors import BadChecksum, FormatError
 from xkv_gateway.card.heartbeat import Heartbeat
 from xkv_gateway.card.layout import HEARTBEAT_OFFSET
 from xkv_gateway.card.structure import BLOCK_BYTES, is_blank
-from xkv_nvmeof.blockdev import DeviceError, DeviceState
+from xkv_nvmeof.blockdev import CommandFailed, DataCorrupted, DeviceError, DeviceState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,8 +70,11 @@ class Fence:
         self._wall_clock = wall_clock
         self._beating = beating
         self._checked_at_ns: int | None = None
+        self._ours: dict[int, bytes] = {}
+        """The copies as they were judged to be ours: they are looked at all the time, and hardly ever differ."""
         self._beat = 0
         self._look = asyncio.Event()
+        self._damage_told = False
         self.lost: str | None = None
         """Why the card is not ours any more."""
         device.add_state_listener(self._changed)
@@ -112,17 +115,48 @@ class Fence:
         if self.lost is not None:
             raise CardLost(self.lost)
         asked_at_ns = self._clock()
-        block = await self._blocks.read(self._superblock.layout.superblock_offsets[self._copy], BLOCK_BYTES)
-        self.lost = self._judge(block)
+        try:
+            self.lost = await self._judge(self._copy)
+        except (CommandFailed, DataCorrupted, BadChecksum) as error:
+            if not self._beating:
+                if isinstance(error, DeviceError):
+                    raise
+                self.lost = f"the card was overwritten: {error}"
+            else:
+                self.lost = await self._judge_other_copy(error)
         if self.lost is not None:
             raise CardLost(self.lost)
         self._checked_at_ns = asked_at_ns
 
-    def _judge(self, block: memoryview) -> str | None:
+    async def _judge_other_copy(self, error: Exception) -> str | None:
+        """One copy is damaged: this run has written both, and so does whoever takes the card, before anything else."""
+        if not self._damage_told:
+            self._damage_told = True
+            log.error(
+                "copy %d of the superblock is damaged, the other one is looked at: %s", self._copy, error
+            )
+        try:
+            return await self._judge(1 - self._copy)
+        except BadChecksum as other:
+            return f"both superblocks are damaged: {other}"
+
+    async def _judge(self, copy: int) -> str | None:
+        """Read a copy of the superblock; return why the card is not ours.
+
+        Raises:
+            BadChecksum: it is ours by its magic, and damaged.
+            DeviceError: it could not be read.
+        """
+        block = await self._blocks.read(self._superblock.layout.superblock_offsets[copy], BLOCK_BYTES)
+        seen = bytes(block)
+        if seen == self._ours.get(copy):
+            return None
         if is_blank(block):
             return "the card was zeroed: its superblock is gone"
         try:
-            found = superblock_format.decode(block, self._copy)
+            found = superblock_format.decode(block, copy)
+        except BadChecksum:
+            raise
         except FormatError as error:
             return f"the card was overwritten: {error}"
         if found.stamp.card_uuid != self._superblock.stamp.card_uuid:
@@ -131,6 +165,7 @@ class Fence:
             return (
                 f"the card was taken over by {found.owner or 'an unknown owner'} (process {found.owner_pid})"
             )
+        self._ours[copy] = seen
         return None
 
     async def run(self) -> None:

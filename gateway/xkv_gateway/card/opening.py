@@ -57,6 +57,8 @@ class OpenOptions:
     wall_clock: Callable[[], int]
     """Ns since 1970, for people."""
     entropy: Callable[[int], bytes]
+    command_timeout_ms: int = 0
+    """Deadline of a command of an owner that lives (assumed to be configured as this one): until then it may be executed."""
     flush: bool = True
     """Whether what is acknowledged must survive a loss of power (durability "power")."""
     exclusive: bool = False
@@ -117,7 +119,8 @@ async def _take_over(
         wall_ns=options.wall_clock(),
     )
     await ownership.write_both(blocks, ours, first_copy=1 - chosen.copy)
-    settle_ns = before.keep_alive_ms * ownership.NS_PER_MS + ownership.SETTLE_MARGIN_NS
+    longest_ms = max(before.keep_alive_ms, options.command_timeout_ms)
+    settle_ns = longest_ms * ownership.NS_PER_MS + ownership.SETTLE_MARGIN_NS
     log.info("waiting %.1f s until its last writes are over", settle_ns / 1e9)
     await asyncio.sleep(settle_ns / 1e9)
     found = await ownership.read_superblocks(blocks, before.layout.size_bytes)

@@ -7,6 +7,7 @@ next_deadline of the engine           ->  timer: `tick`
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.core.types import NO_LSN
@@ -36,7 +37,7 @@ class Turns:
         self._journal = journal
         self._durable_lsn = NO_LSN
         self._waiting: list[tuple[Lsn, Callable[[], None]]] = []
-        self._room: list[asyncio.Future[None]] = []
+        self._room: list[asyncio.Future[bool]] = []
         self._turn_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
@@ -67,24 +68,31 @@ class Turns:
         """Wait until `lsn` is durable. False when the deadline passed first: then that is unknown."""
         if lsn <= self._durable_lsn:
             return True
-        future: asyncio.Future[None] = self._loop.create_future()
-        self.when_durable(lsn, lambda: None if future.done() else future.set_result(None))
-        delay_s = max(0, deadline_ns - self.clock()) / 1e9
-        done, _ = await asyncio.wait((future,), timeout=delay_s)
-        return bool(done)
+        future: asyncio.Future[bool] = self._loop.create_future()
+        self.when_durable(lsn, partial(_conclude, future, True))
+        return await self._within(future, max(0, deadline_ns - self.clock()) / 1e9)
 
     async def room(self, deadline_ns: int) -> bool:
         """Wait until space may have become free. False when the deadline passed first."""
         delay_s = (deadline_ns - self.clock()) / 1e9
         if delay_s <= 0:
             return False
-        future: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[bool] = self._loop.create_future()
         self._room.append(future)
         self.changed()
-        done, _ = await asyncio.wait((future,), timeout=delay_s)
-        if not done:
-            self._room.remove(future)
-        return bool(done)
+        try:
+            return await self._within(future, delay_s)
+        finally:
+            if future in self._room:
+                self._room.remove(future)
+
+    async def _within(self, future: asyncio.Future[bool], delay_s: float) -> bool:
+        """Wait for the future, at most so long: False."""
+        timer = self._loop.call_later(delay_s, _conclude, future, False)
+        try:
+            return await future
+        finally:
+            timer.cancel()
 
     def changed(self) -> None:
         """Note that the engine was changed: what it recorded is submitted at the end of this turn."""
@@ -115,8 +123,7 @@ class Turns:
     def _wake_room(self) -> None:
         waiting, self._room = self._room, []
         for future in waiting:
-            if not future.done():
-                future.set_result(None)
+            _conclude(future, True)
 
     def space_may_be_free(self) -> None:
         """Let stores that wait for room look again (an I/O or a lease ended)."""
@@ -166,3 +173,8 @@ class Turns:
 
 def _nobody() -> None:
     """Take no notice."""
+
+
+def _conclude(future: asyncio.Future[bool], result: bool) -> None:
+    if not future.done():
+        future.set_result(result)

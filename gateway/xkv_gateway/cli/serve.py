@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import gc
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -15,14 +16,13 @@ import uvloop
 from xkv_gateway.cli.options import load_settings, setting_options, state_dir_of
 from xkv_gateway.clock import entropy, monotonic_ns, wall_ns
 from xkv_gateway.daemon import build
+from xkv_gateway.logs import set_up_logging
 from xkv_gateway.sizes import format_size
 
 if TYPE_CHECKING:
-    from xkv_gateway.config import AdminConfig
+    from xkv_gateway.config import AdminConfig, Config
     from xkv_gateway.errors import ExitCode
     from xkv_gateway.service.status import Status
-
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 @click.command()
@@ -33,12 +33,30 @@ def serve(file: Path | None, takeover: bool, **flags: str | None) -> ExitCode:
 
     Without --card: a soft card (a file) in the state directory, for development and small set-ups.
     """
-    loaded = load_settings(file, flags)
-    config = loaded.config.model_copy(update={"state_dir": str(state_dir_of(loaded))})
-    logging.basicConfig(level=config.log.level.upper(), format=LOG_FORMAT, stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    daemon = build(config, clock=monotonic_ns, wall_clock=wall_ns, entropy=entropy, takeover=takeover)
-    return uvloop.run(daemon.run(on_serving=lambda status: _announce(status, config.admin)))
+
+    def load() -> Config:
+        loaded = load_settings(file, flags)
+        return loaded.config.model_copy(update={"state_dir": str(state_dir_of(loaded))})
+
+    config = load()
+    set_up_logging(config.log.level, config.log.format, clock=monotonic_ns, environment=os.environ)
+    daemon = build(
+        config,
+        clock=monotonic_ns,
+        wall_clock=wall_ns,
+        entropy=entropy,
+        takeover=takeover,
+        environment=os.environ,
+        reload=load,
+    )
+    return uvloop.run(daemon.run(on_serving=lambda status: _serving(status, config.admin)))
+
+
+def _serving(status: Status, admin: AdminConfig) -> None:
+    """Say so. What was made until now stays: the garbage collector need not look at it each time (10 ms and more)."""
+    _announce(status, admin)
+    gc.collect()
+    gc.freeze()
 
 
 def _announce(status: Status, admin: AdminConfig) -> None:
@@ -49,11 +67,21 @@ def _announce(status: Status, admin: AdminConfig) -> None:
     start = _start(status)
     size = f"{format_size(card.size_bytes)} in blocks of {card.block_bytes} B"
     control = " and ".join(filter(None, (addresses.control, addresses.control_socket)))
+    more = [
+        f"  {name:<9} {address}"
+        for name, address in (
+            ("with keys", addresses.control_curve),
+            ("metrics", addresses.metrics and f"http://{addresses.metrics}/metrics"),
+            ("admin", addresses.admin_socket),
+        )
+        if address
+    ]
     lines = [
         f"xkv-gateway {status.version} serves",
         f"  card      {card.url}: {size}, {start}",
-        f"  control   {control}",
+        *([f"  control   {control}"] if control else []),
         f"  admin     http://{addresses.admin}",
+        *more,
         f"  regions   {addresses.regions}",
         f"  state     {status.state_dir}",
         "In another terminal:",

@@ -66,25 +66,32 @@ def fetch_status(host: str, port: int) -> dict[str, Any]:
         connection.request("GET", "/v1/status")
         response = connection.getresponse()
         body = response.read(ANSWER_BYTES_MAX)
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
         raise GatewayUnreachableError(
             f"no gateway answers at {where}: {reason}",
             advice="Start one with `xkv-gateway serve`, or name its admin port with --admin HOST:PORT.",
         ) from None
+    except http.client.HTTPException:
+        # What it said is not repeated: it is anything, also for the terminal.
+        raise _somebody_else(where, "no HTTP") from None
     finally:
         connection.close()
     try:
         answer = json.loads(body)
         complete = response.status == http.client.OK and {"version", "card", "usage"} <= answer.keys()
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         complete = False
     if not complete:
-        raise GatewayUnreachableError(
-            f"what answers at {where} is not a gateway's admin port (HTTP status {response.status})",
-            advice="Name the admin port with --admin HOST:PORT.",
-        )
+        raise _somebody_else(where, f"HTTP status {response.status}")
     return dict(answer)
+
+
+def _somebody_else(where: str, what: str) -> GatewayUnreachableError:
+    return GatewayUnreachableError(
+        f"what answers at {where} is not a gateway's admin port ({what})",
+        advice="Name the admin port with --admin HOST:PORT.",
+    )
 
 
 def _print(answer: dict[str, Any]) -> None:

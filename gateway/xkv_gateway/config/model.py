@@ -5,6 +5,7 @@ The sample file, `config show`, the names of the environment variables and the e
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -50,6 +51,12 @@ def _host_id(value: str) -> str:
 def _host(value: str) -> str:
     if not value or value != value.strip() or "\0" in value:
         raise ValueError("must be an IP address or a host name")
+    return value
+
+
+def _socket_mode(value: str) -> str:
+    if not re.fullmatch("0?[0-7]{3}", value) or int(value, 8) & 0o600 != 0o600:
+        raise ValueError('must be octal permissions with which the owner can read and write, such as "0660"')
     return value
 
 
@@ -131,9 +138,30 @@ class LimitsConfig(Section):
     )
 
 
+class CurveConfig(Section):
+    """The control port's endpoint for clients with keys (CURVE), from wherever they come."""
+
+    bind_address: Host | None = Field(
+        default=None,
+        description="Address to listen on, for clients with known keys only. Default: no such endpoint.",
+        examples=["192.0.2.20"],
+    )
+    port: Port = Field(default=5559, description="TCP port; 0 lets the kernel choose.")
+    keys: NonEmpty | None = Field(
+        default=None,
+        description="Directory of the keys (`xkv-gateway keys`). Default: keys in the state directory. The gateway's own"
+        " pair may be a systemd credential named server.key_secret instead.",
+        examples=["/etc/xkv-gateway/keys"],
+    )
+
+
 class ControlConfig(Section):
     """The control port, which connectors speak to."""
 
+    open: bool = Field(
+        default=True,
+        description="Serve bind_address and port without keys. false: only the Unix socket and the endpoint with keys.",
+    )
     bind_address: Host = Field(default="127.0.0.1", description="Address to listen on.")
     port: Port = Field(
         default=5557, description="TCP port; 0 lets the kernel choose (`xkv-gateway status` tells)."
@@ -149,12 +177,32 @@ class ControlConfig(Section):
         " Default: regions.sock in the state directory.",
         examples=["/run/xkv-gateway/regions.sock"],
     )
+    socket_mode: Annotated[str, AfterValidator(_socket_mode)] = Field(
+        default="0600", description="Permissions of both Unix sockets: whoever may write may connect."
+    )
+    socket_group: NonEmpty | None = Field(
+        default=None,
+        description="Group of both Unix sockets. Default: the one that the gateway runs as.",
+        examples=["vllm"],
+    )
     allow_unauthenticated: bool = Field(
         default=False,
-        description="Allow an address outside of loopback, although nobody is authenticated yet. Everybody who"
-        " reaches the port can read and write every tenant's cache.",
+        description="Allow an address outside of loopback on the port without keys. Everybody who"
+        " reaches it can read and write every tenant's cache.",
     )
+    curve: CurveConfig = Field(default=CurveConfig(), description="The endpoint with keys.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Limits of requests.")
+
+
+class MetricsConfig(Section):
+    """An address of its own for GET /metrics and /healthz: nothing else is there, and no token is asked for."""
+
+    bind_address: Host | None = Field(
+        default=None,
+        description="Address to listen on; whoever reaches it can read the metrics. Default: no such address.",
+        examples=["192.0.2.20"],
+    )
+    port: Port = Field(default=5560, description="TCP port; 0 lets the kernel choose.")
 
 
 class AdminConfig(Section):
@@ -166,8 +214,25 @@ class AdminConfig(Section):
     )
     allow_unauthenticated: bool = Field(
         default=False,
-        description="Allow an address outside of loopback, although nobody is authenticated yet.",
+        description="Allow an address outside of loopback although no token is configured.",
     )
+    socket: NonEmpty | None = Field(
+        default=None,
+        description="Path of a Unix socket (mode 0600) that serves the same; no token is asked for there. Default: none.",
+        examples=["/run/xkv-gateway/admin.sock"],
+    )
+    token_file: NonEmpty | None = Field(
+        default=None,
+        description="File (mode 0600) of the bearer token that may read and change. Default: the systemd credential"
+        " admin-token, else none: whoever reaches the port may do everything.",
+        examples=["/etc/xkv-gateway/admin-token"],
+    )
+    read_token_file: NonEmpty | None = Field(
+        default=None,
+        description="File of the token that may only read. Default: the systemd credential admin-read-token, else none.",
+        examples=["/etc/xkv-gateway/admin-read-token"],
+    )
+    metrics: MetricsConfig = Field(default=MetricsConfig(), description="Metrics elsewhere.")
 
 
 class EvictionConfig(Section):
@@ -256,7 +321,10 @@ class LogConfig(Section):
     """What is logged, to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severity that is logged."
+        default="info", description="Least severity that is logged. Changes with a reload (SIGHUP)."
+    )
+    format: Literal["text", "json"] = Field(
+        default="text", description="Lines for people, or one JSON object a line."
     )
 
 

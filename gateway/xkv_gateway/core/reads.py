@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .state import EngineState
     from .types import BeginLoad, Lookup, Lsn
 
+_ENDED_TWICE: Final = "a load was ended twice"
 LEASE_ID_BYTES: Final = 16
 EXPIRIES_PER_TURN: Final = 1024
 """Leases cleaned up in one call; those left are over all the same, by the clock."""
@@ -207,12 +208,16 @@ class Reads:
         """Slots of plans that are pinned, or StalePlan with nothing changed (R7)."""
         table = self._state.slots
         slots = np.array([plan.slot for plan in plans], np.intp)
+        if len(plans) == 1:
+            slot = plans[0].slot
+            if not table.pins[slot] or table.generation[slot] != plans[0].generation:
+                raise StalePlan(_ENDED_TWICE)
+            return slots
         generations = np.array([plan.generation for plan in plans], np.uint32)
         enough = np.count_nonzero(table.pins.take(slots)) == len(slots)
         if enough and has_repetitions(slots):
             unique, counts = np.unique(slots, return_counts=True)
             enough = bool((table.pins[unique] >= counts).all())
         if not enough or np.count_nonzero(table.generation.take(slots) != generations):
-            msg = "a load was ended twice"
-            raise StalePlan(msg)
+            raise StalePlan(_ENDED_TWICE)
         return slots

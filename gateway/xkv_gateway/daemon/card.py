@@ -102,6 +102,7 @@ async def open_attached(
         clock=clock,
         wall_clock=wall_clock,
         entropy=entropy,
+        command_timeout_ms=config.nvme.command_timeout_ms,
         flush=config.card.durability == "power",
         # Its file is locked by the process that we started: the one that served the run before has ended.
         exclusive=soft,

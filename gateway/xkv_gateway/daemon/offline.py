@@ -211,7 +211,8 @@ async def _settle(door: Door, attached: AttachedCard, blocks: CardBlocks, sight:
             await ownership.write_both(
                 blocks, await _owned(door, attached, blocks, before), first_copy=_first_copy(sight)
             )
-    await _wait(door, keep_alive_ms)
+    # An owner that lives ends by itself, and its last command with it.
+    await _wait(door, max(keep_alive_ms, door.config.nvme.command_timeout_ms))
 
 
 async def _wait(door: Door, keep_alive_ms: int) -> None:

@@ -1,6 +1,6 @@
 """The daemon: makes the parts in the order in which they may fail, runs them, and takes them down in reverse.
 
-    judge addresses -> state directory -> bind ports -> lock -> card -> engine -> serve
+    judge addresses, read keys -> state directory -> bind ports -> lock -> card -> engine -> serve
     draining: refuse new requests -> finish those in flight -> close ports -> detach the card
 
 A port that is taken, or an address that may not be used, is found before the card is touched.
@@ -9,7 +9,6 @@ A port that is taken, or an address that may not be used, is found before the ca
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 from contextlib import AsyncExitStack
@@ -17,39 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from xkv_gateway.binds import bind_error, bind_tcp, host_port, judge_bind
 from xkv_gateway.card.blocks import CardFailed
 from xkv_gateway.card.fence import CardLost
 from xkv_gateway.cardurl import SoftCardUrl, parse_card_url
 from xkv_gateway.daemon.card import open_attached
+from xkv_gateway.daemon.notify import Notifier
+from xkv_gateway.daemon.ports import CLOSE_GRACE_MS, CLOSE_LINGER_MS, PortOpener, Ports
 from xkv_gateway.daemon.report import Reporter
 from xkv_gateway.daemon.stopping import StopRequest
-from xkv_gateway.errors import AddressInUseError, CardLostError, CardUnavailableError, ConfigError, ExitCode
-from xkv_gateway.service.admin import AdminServer
+from xkv_gateway.daemon.upkeep import Reloader, keep_told
+from xkv_gateway.errors import CardLostError, CardUnavailableError, ExitCode
+from xkv_gateway.service.admin import AdminServer, create_app, create_metrics_app
 from xkv_gateway.service.control import ControlService
-from xkv_gateway.service.gate import Gate
-from xkv_gateway.service.status import AddressStatus
-from xkv_gateway.state import (
-    HostIdentity,
-    configured_identity,
-    lock_state_dir,
-    make_state_dir,
-    regions_socket_path,
-)
+from xkv_gateway.state import HostIdentity, configured_identity, lock_state_dir
 from xkv_gateway.target.attach import AttachedCard, attach, initiator_options
 from xkv_gateway.target.softcard import default_size
 from xkv_nvmeof.blockdev import DeviceError
-from xkv_rpc.errors import AddressInUseError as EndpointInUseError
-from xkv_rpc.errors import EndpointError
 from xkv_rpc.messages import Limits
-from xkv_rpc.regions import RegionLimits, RegionServer
-from xkv_rpc.server import Server
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from xkv_gateway.binds import BindAddress
     from xkv_gateway.card.session import CardSession
     from xkv_gateway.card.store import CardStore
     from xkv_gateway.cardurl import CardUrl
@@ -66,33 +53,19 @@ DRAIN_TIMEOUT_S: Final = 1.2
 CLOSE_CARD_TIMEOUT_S: Final = 2.0
 CLOSE_STUCK_CARD_TIMEOUT_S: Final = 0.5
 """For a card that did not finish what was in flight."""
-CLOSE_GRACE_MS: Final = 300
-CLOSE_LINGER_MS: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class _Ports:
-    """What is bound before the card is touched."""
-
-    gate: Gate
-    server: Server
-    regions: RegionServer
-    admin_bind: BindAddress
-    admin_listener: socket.socket
-    addresses: AddressStatus
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """What serves."""
 
-    ports: _Ports
+    ports: Ports
     attached: AttachedCard
     session: CardSession
     store: CardStore
     service: ControlService
     reporter: Reporter
-    admin: AdminServer
+    admin: list[AdminServer]
 
 
 class Daemon:
@@ -106,6 +79,8 @@ class Daemon:
         wall_clock: Callable[[], int],
         entropy: Callable[[int], bytes],
         takeover: bool,
+        environment: Mapping[str, str],
+        reload: Callable[[], Config] | None,
     ) -> None:
         assert config.state_dir is not None, "the caller chooses the state directory"
         self._config = config
@@ -117,6 +92,10 @@ class Daemon:
         control = config.control.limits
         self._limits = Limits(control.keys, control.object_bytes, control.inline_bytes, control.lease_ms)
         self._stop = StopRequest()
+        self._notifier = Notifier(environment, clock)
+        self._reloader = Reloader(config, reload, self._notifier)
+        credentials = environment.get("CREDENTIALS_DIRECTORY")
+        self._credentials = Path(credentials) if credentials else None
         self._lost: GatewayError | None = None
 
     async def run(self, on_serving: Callable[[Status], None]) -> ExitCode:
@@ -125,7 +104,7 @@ class Daemon:
         Raises:
             GatewayError: it cannot start; nothing is left behind.
         """
-        with self._stop.signals():
+        with self._stop.signals(), self._reloader.signals():
             async with AsyncExitStack() as undo:
                 starting = asyncio.create_task(self._start(undo), name="start")
                 stopped = asyncio.create_task(self._stop.wait(), name="stop")
@@ -146,21 +125,18 @@ class Daemon:
 
     async def _start(self, undo: AsyncExitStack) -> _Parts:
         config = self._config
-        control_bind = judge_bind(
-            config.control.bind_address,
-            config.control.port,
-            section="control",
-            allow_unauthenticated=config.control.allow_unauthenticated,
+        opener = PortOpener(
+            config,
+            self._state_dir,
+            self._limits,
+            clock=self._clock,
+            entropy=self._entropy,
+            credentials=self._credentials,
         )
-        admin_bind = judge_bind(
-            config.admin.bind_address,
-            config.admin.port,
-            section="admin",
-            allow_unauthenticated=config.admin.allow_unauthenticated,
-        )
-        make_state_dir(self._state_dir)
-        ports = await self._bind(control_bind, admin_bind, undo)
+        ports = await opener.open(undo)
+        self._reloader.opened(ports)
         undo.callback(os.close, lock_state_dir(self._state_dir))
+        self._notifier.status("opening the card")
         identity = self._identity()
         attached = await self._attach(identity, undo)
         session, store = await open_attached(
@@ -173,35 +149,6 @@ class Daemon:
             entropy=self._entropy,
         )
         return self._join(ports, attached, session, store)
-
-    async def _bind(self, control: BindAddress, admin: BindAddress, undo: AsyncExitStack) -> _Ports:
-        listener = bind_tcp(admin, section="admin")
-        undo.callback(listener.close)
-        gate = Gate()
-        server = Server(gate, self._limits, clock=self._clock)
-        undo.push_async_callback(server.aclose, grace_ms=CLOSE_GRACE_MS, linger_ms=CLOSE_LINGER_MS)
-        socket_path = self._config.control.socket
-        endpoints = [f"tcp://{control.text}", *([f"ipc://{socket_path}"] if socket_path else [])]
-        regions_path = regions_socket_path(self._config.control.regions_socket, self._state_dir)
-        regions_bytes = self._config.control.limits.regions_bytes
-        regions = RegionServer(
-            str(regions_path),
-            entropy=self._entropy,
-            limits=RegionLimits(region_bytes=regions_bytes, total_bytes=regions_bytes),
-        )
-        undo.push_async_callback(regions.aclose)
-        try:
-            bound = await server.bind(endpoints)
-            await regions.start()
-        except EndpointError as error:
-            raise _bind_failed(error, control) from None
-        addresses = AddressStatus(
-            control=bound[0].removeprefix("tcp://"),
-            control_socket=socket_path,
-            admin=host_port(*listener.getsockname()[:2]),
-            regions=str(regions_path),
-        )
-        return _Ports(gate, server, regions, admin, listener, addresses)
 
     async def _attach(self, identity: HostIdentity, undo: AsyncExitStack) -> AttachedCard:
         options = initiator_options(self._config.nvme, identity)
@@ -222,7 +169,7 @@ class Daemon:
             return SoftCardUrl(url.path, default_size(url.path.absolute().parent))
         return url
 
-    def _join(self, ports: _Ports, attached: AttachedCard, session: CardSession, store: CardStore) -> _Parts:
+    def _join(self, ports: Ports, attached: AttachedCard, session: CardSession, store: CardStore) -> _Parts:
         config = self._config
         reporter = Reporter(
             attached=attached,
@@ -242,8 +189,7 @@ class Daemon:
             store_wait_ns=config.eviction.store_wait_ms * 1_000_000,
             inline_loads_bytes_max=INLINE_MESSAGES_READ_MAX * self._limits.inline_bytes,
         )
-        admin = AdminServer(reporter, ports.admin_bind, ports.admin_listener)
-        return _Parts(ports, attached, session, store, service, reporter, admin)
+        return _Parts(ports, attached, session, store, service, reporter, _admin(ports, reporter))
 
     # --- serve and stop -------------------------------------------------------------------------------------
 
@@ -251,21 +197,28 @@ class Daemon:
         async with asyncio.TaskGroup() as tasks:
             card = tasks.create_task(parts.attached.run(), name="card")
             run = tasks.create_task(self._own(parts), name="run")
-            tasks.create_task(parts.admin.run(), name="admin")
+            for admin in parts.admin:
+                tasks.create_task(admin.run(), name="admin")
+            told = tasks.create_task(keep_told(self._notifier, parts.reporter.status), name="told")
             stopped = asyncio.create_task(self._stop.wait(), name="stop")
             owned = asyncio.create_task(parts.session.owned_soon(), name="owned")
             await asyncio.wait((owned, run, stopped), return_when=asyncio.FIRST_COMPLETED)
             if owned.done():
                 parts.ports.gate.open(parts.service)
+                for admin in parts.admin:
+                    await admin.answers()
                 on_serving(parts.reporter.status())
+                self._reloader.ready()
             owned.cancel()
             await stopped
+            self._notifier.stopping()
             drained = await _drain(parts)
             # Nothing is evicted or expires from here on: after its last checkpoint the card does not change.
             parts.store.close()
             await _close_card(parts.session, CLOSE_CARD_TIMEOUT_S if drained else CLOSE_STUCK_CARD_TIMEOUT_S)
             run.cancel()
             card.cancel()
+            told.cancel()
         if self._lost is not None:
             raise self._lost
 
@@ -306,20 +259,19 @@ async def _drain(parts: _Parts) -> bool:
     if not drained:
         log.warning("requests in flight were cancelled")
     await parts.ports.server.aclose(grace_ms=CLOSE_GRACE_MS, linger_ms=CLOSE_LINGER_MS)
-    parts.admin.stop()
+    for admin in parts.admin:
+        admin.stop()
     return drained
 
 
-def _bind_failed(error: EndpointError, control: BindAddress) -> GatewayError:
-    """Turn what the transport says into what an operator reads."""
-    if error.address == f"tcp://{control.text}":
-        number = errno.EADDRINUSE if isinstance(error, EndpointInUseError) else 0
-        return bind_error(control, number, section="control", detail=str(error))
-    if isinstance(error, EndpointInUseError):
-        return AddressInUseError(
-            str(error), advice="Stop the other one, or choose another --state-dir or socket."
-        )
-    return ConfigError(str(error), advice="Choose another path: control.socket, control.regions_socket.")
+def _admin(ports: Ports, reporter: Reporter) -> list[AdminServer]:
+    """Return a server for each listener of the admin port."""
+    servers = [AdminServer(create_app(reporter, ports.admin_bind, ports.tokens.now), ports.admin_listener)]
+    if ports.admin_unix_listener is not None:
+        servers.append(AdminServer(create_app(reporter, None), ports.admin_unix_listener))
+    if ports.metrics_listener is not None:
+        servers.append(AdminServer(create_metrics_app(reporter), ports.metrics_listener))
+    return servers
 
 
 def build(
@@ -329,9 +281,20 @@ def build(
     wall_clock: Callable[[], int],
     entropy: Callable[[int], bytes],
     takeover: bool = False,
+    environment: Mapping[str, str] | None = None,
+    reload: Callable[[], Config] | None = None,
 ) -> Daemon:
     """Return a gateway for `config`, whose `state_dir` is set. Nothing else reads a clock or draws randomness.
 
-    With `takeover` it takes the card from an owner that lives.
+    With `takeover` it takes the card from an owner that lives. The `environment` is the one that a service manager has
+    prepared (NOTIFY_SOCKET, CREDENTIALS_DIRECTORY ...); `reload` reads the settings again.
     """
-    return Daemon(config, clock=clock, wall_clock=wall_clock, entropy=entropy, takeover=takeover)
+    return Daemon(
+        config,
+        clock=clock,
+        wall_clock=wall_clock,
+        entropy=entropy,
+        takeover=takeover,
+        environment={} if environment is None else environment,
+        reload=reload,
+    )

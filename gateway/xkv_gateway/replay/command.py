@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -22,13 +23,12 @@ from xkv_gateway.replay.report import as_document, print_report
 from xkv_gateway.replay.run import ReplayPlan, run_replay
 from xkv_gateway.replay.trace import TraceError, read_trace
 from xkv_gateway.sizes import format_size, parse_size
+from xkv_rpc.messages import DEFAULT_NAME, NAMESPACE_BYTES_MAX, SCOPE_BYTES_MAX
 
 if TYPE_CHECKING:
     from xkv_gateway.replay.report import ReplayOutcome
 
 BLOCK_BYTES_MAX: Final = 1 << 30
-NAMESPACE_BYTES_MAX: Final = 64
-SCOPE_BYTES_MAX: Final = 32
 SPEED_MIN: Final = 1e-6
 """Slower than a million times real time is a typing error."""
 SPEED_MAX: Final = 1e9
@@ -60,7 +60,7 @@ def _speed(_: click.Context, __: click.Parameter, text: str) -> float | None:
 def _namespace(_: click.Context, __: click.Parameter, text: str) -> str:
     if not text.isprintable() or len(text.encode("utf-8", "replace")) > NAMESPACE_BYTES_MAX:
         raise click.BadParameter(f"must be at most {NAMESPACE_BYTES_MAX} bytes of text")
-    return "" if text == "_default" else text
+    return "" if text == DEFAULT_NAME else text
 
 
 def _scope(_: click.Context, __: click.Parameter, text: str) -> bytes:
@@ -71,7 +71,15 @@ def _scope(_: click.Context, __: click.Parameter, text: str) -> bytes:
         raise click.BadParameter("is not a scope in hexadecimal (salts never go on a command line)") from None
     if len(scope) > SCOPE_BYTES_MAX:
         raise click.BadParameter(f"is longer than {SCOPE_BYTES_MAX} bytes")
+    if scope == DEFAULT_NAME.encode():
+        raise click.BadParameter("is reserved; leave it out for the default scope")
     return scope
+
+
+def _timeout(_: click.Context, __: click.Parameter, seconds: float) -> float:
+    if math.isnan(seconds):  # it passes every range
+        raise click.BadParameter("is not a number")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,7 @@ class _Where:
 @click.option(
     "--timeout",
     type=click.FloatRange(0.1, 3600),
+    callback=_timeout,
     default=30.0,
     show_default=True,
     help="Seconds for one answer.",

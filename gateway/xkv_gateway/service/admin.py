@@ -6,6 +6,7 @@ Browsers are kept out: a page of another site can make a browser send requests t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -19,11 +20,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from xkv_gateway.binds import is_loopback
+from xkv_gateway.service.admin_http import AdminProtocol
 from xkv_gateway.service.metrics import CONTENT_TYPE, metrics_page
+from xkv_gateway.service.tokens import AuditTrail, TokenCheck, Tokens
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -60,6 +63,10 @@ class AdminRoutes:
             Route("/v1/card", self.card),
             Route("/metrics", self.metrics),
         ]
+
+    def metrics_routes(self) -> list[Route]:
+        """Return the routing table of the address that has nothing but metrics and health."""
+        return [Route("/healthz", self.healthz), Route("/metrics", self.metrics)]
 
     async def healthz(self, _: Request) -> Response:
         """200 as long as the process answers."""
@@ -153,18 +160,40 @@ class ErrorBoundary:
             await response(scope, receive, send)
 
 
-def create_app(source: StatusSource, bind: BindAddress) -> ASGIApp:
-    """Return the application for a listener on `bind`."""
-    routes = AdminRoutes(source).routes()
+def create_app(
+    source: StatusSource, bind: BindAddress | None, tokens: Callable[[], Tokens] = Tokens
+) -> ASGIApp:
+    """Return the application for a listener on `bind`, or on a Unix socket (None), where nobody is asked for a token."""
+    app: ASGIApp = AuditTrail(_starlette(AdminRoutes(source).routes()))
+    if bind is not None:
+        app = HostCheck(TokenCheck(app, tokens, error_response), bind)
+    return ErrorBoundary(app)
+
+
+def create_metrics_app(source: StatusSource) -> ASGIApp:
+    """Return the application for an address that may be reached from anywhere: it only reads, and little."""
+    return ErrorBoundary(_starlette(AdminRoutes(source).metrics_routes()))
+
+
+def _starlette(routes: list[Route]) -> ASGIApp:
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _http_error, Exception: _internal_error}
     )
     app.router.redirect_slashes = False
-    return ErrorBoundary(HostCheck(app, bind))
+    return app
 
 
 class _Server(uvicorn.Server):
     """uvicorn inside our loop: the daemon owns the signals."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answers = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept, and say so."""
+        await super().startup(sockets=sockets)
+        self.answers.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -173,18 +202,18 @@ class _Server(uvicorn.Server):
 
 
 class AdminServer:
-    """Serves the application on a socket that is bound already. `run` in a task; `stop` ends it."""
+    """Serves an application on a socket that is bound already. `run` in a task; `stop` ends it."""
 
-    def __init__(self, source: StatusSource, bind: BindAddress, listener: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
         self._listener = listener
         self._server = _Server(
             uvicorn.Config(
-                create_app(source, bind),
+                app,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 ws="none",
-                http="h11",
+                http=AdminProtocol,
                 loop="none",
                 proxy_headers=False,
                 server_header=False,
@@ -201,6 +230,10 @@ class AdminServer:
             await self._server.serve(sockets=[self._listener])
         finally:
             self._listener.close()
+
+    async def answers(self) -> None:
+        """Return once it accepts connections."""
+        await self._server.answers.wait()
 
     def stop(self) -> None:
         """Take no new requests, finish those that run within a second."""

@@ -113,10 +113,16 @@ class UsageStatus:
 class AddressStatus:
     """Where the gateway really listens."""
 
-    control: str
+    control: str | None
+    """Without keys; None: there is no such endpoint."""
     control_socket: str | None
     admin: str
     regions: str
+    control_curve: str | None = None
+    """With keys."""
+    admin_socket: str | None = None
+    metrics: str | None = None
+    """The address that has nothing but metrics and health."""
 
 
 @dataclass(frozen=True, slots=True)

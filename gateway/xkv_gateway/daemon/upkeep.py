@@ -1,0 +1,110 @@
+"""What the gateway does beside serving: signs of life for systemd, and reloads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from typing import TYPE_CHECKING, Final
+
+from xkv_gateway.errors import ConfigError
+from xkv_gateway.logs import AUDIT, set_level
+from xkv_gateway.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from xkv_gateway.config import Config
+    from xkv_gateway.daemon.notify import Notifier
+    from xkv_gateway.daemon.ports import Ports
+    from xkv_gateway.service.status import Status
+
+log = logging.getLogger(__name__)
+
+STATUS_PERIOD_S: Final = 1.0
+WATCHDOG_SHARE: Final = 3
+"""Signs of life in the time in which one is expected: two may be late."""
+
+
+async def keep_told(notifier: Notifier, status: Callable[[], Status]) -> None:
+    """Feed the watchdog from this loop, and keep STATUS= current, until cancelled."""
+    period_s = STATUS_PERIOD_S
+    if notifier.watchdog_s:
+        period_s = min(period_s, notifier.watchdog_s / WATCHDOG_SHARE)
+    while True:
+        notifier.alive()
+        notifier.status(sentence(status()))
+        await asyncio.sleep(period_s)
+
+
+def sentence(status: Status) -> str:
+    """Return the state in a line, for `systemctl status`."""
+    card, usage = status.card, status.usage
+    reason = f" ({card.reason})" if card.reason and card.state != "online" else ""
+    return (
+        f"{status.state}, card {card.state}{reason}, {usage.objects} objects, "
+        f"{format_size(usage.capacity_bytes - usage.free_bytes)} of {format_size(usage.capacity_bytes)} in use"
+    )
+
+
+class Reloader:
+    """Reads keys, tokens and the log level again, on SIGHUP; everything else waits for a restart.
+
+    Args:
+        config: the settings in effect.
+        load: reads the settings again; None: they came from nowhere that can be read again.
+        notifier: who is told.
+    """
+
+    def __init__(self, config: Config, load: Callable[[], Config] | None, notifier: Notifier) -> None:
+        self._config = config
+        self._load = load
+        self._notifier = notifier
+        self._ports: Ports | None = None
+        self._serving = False
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Listen to SIGHUP inside the block."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
+    def opened(self, ports: Ports) -> None:
+        """From now on there are keys and tokens."""
+        self._ports = ports
+
+    def ready(self) -> None:
+        """From now on a reload ends by being ready."""
+        self._serving = True
+        self._notifier.ready()
+
+    def reload(self) -> None:
+        """Read again. What cannot be read stays as it was, and the log says so."""
+        self._notifier.reloading()
+        try:
+            if self._load is not None:
+                self._take(self._load())
+            if self._ports is not None:
+                self._ports.tokens.read()
+            AUDIT.info("reloaded", extra={"event": "reload"})
+        except ConfigError as error:
+            log.error("not reloaded, everything stays as it was: %s", error)  # noqa: TRY400 - no trace: it is the operator's
+        if self._ports is not None and self._ports.keys is not None:
+            self._ports.keys.look()
+        if self._serving:
+            self._notifier.ready()
+
+    def _take(self, config: Config) -> None:
+        set_level(config.log.level)
+        applied = self._config.model_copy(
+            update={"log": config.log, "state_dir": config.state_dir or self._config.state_dir}
+        )
+        if applied.log.format != self._config.log.format or applied != config.model_copy(
+            update={"state_dir": applied.state_dir}
+        ):
+            log.warning("other settings have changed too: they count after a restart")

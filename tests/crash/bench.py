@@ -1,0 +1,265 @@
+"""Lives of a gateway on a small simulated card, each of which may be cut at any command."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.crash.device import CrashDevice, Fuse, Kind
+from tests.crash.told import Told, delete_request, load_request
+from tests.sim.faults import Faults
+from tests.sim.loop import SimLoop
+from tests.sim.medium import Image, Medium
+from xkv_gateway.card.blocks import CardBlocks
+from xkv_gateway.card.load import Load
+from xkv_gateway.card.opening import FormatWish, OpenOptions, open_card
+from xkv_gateway.card.ownership import Owner
+from xkv_gateway.card.runs import DataArea
+from xkv_gateway.card.save import Save
+from xkv_gateway.card.store import CardStore, JournalFull
+from xkv_gateway.core.tenancy import EvictionRules
+from xkv_gateway.core.types import BeginStore, EngineLimits, LoadStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from tests.crash.told import Content, Key
+    from xkv_gateway.card.layout import Layout
+    from xkv_gateway.card.session import CardSession
+
+SIZE_BYTES: Final = 6 << 20
+BLOCK_BYTES: Final = 512
+AU_BYTES: Final = 4096
+OBJECTS_MAX: Final = 40
+KEEP_ALIVE_MS: Final = 4000
+"""Longer than an opener watches the heartbeat: so there is a time between reading the index and being settled."""
+FAULTS: Final = Faults(settle_ns=KEEP_ALIVE_MS * 1_000_000)
+STORE_WAIT_NS: Final = 30_000_000_000
+NAMESPACE: Final = "ns"
+SCOPE: Final = b"tenant"
+
+
+def limits_of(layout: Layout) -> EngineLimits:
+    return EngineLimits(
+        capacity_au=layout.capacity_au,
+        au_bytes=layout.au_bytes,
+        max_objects=layout.max_objects,
+        object_bytes_max=SIZE_BYTES,
+        lease_ttl_max_ns=60_000_000_000,
+        leases_per_scope_max=100,
+        leased_bytes_per_scope_max=SIZE_BYTES,
+        eviction=EvictionRules(trigger_watermark=2.0),
+    )
+
+
+def content_of(name: bytes, version: int, size_bytes: int) -> bytes:
+    """Bytes that nobody else has."""
+    return random.Random(f"{name!r} {version}").randbytes(size_bytes)
+
+
+@dataclass(eq=False)
+class Life:
+    """One gateway on the card. What its clients ask and hear goes to `told`."""
+
+    bench: CrashBench
+    device: CrashDevice
+    session: CardSession
+    store: CardStore
+    task: asyncio.Task[None]
+
+    async def owned(self) -> None:
+        """Return once everything is served; raise what kept it from that."""
+        owned = asyncio.create_task(self.session._owned.wait())
+        await asyncio.wait((owned, self.task), return_when=asyncio.FIRST_COMPLETED)
+        owned.cancel()
+        if self.task.done():
+            self.task.result()
+
+    async def save(self, *names: bytes, size_bytes: int = 5000, scope: bytes = SCOPE) -> list[str]:
+        """Store keys of one home, in one request."""
+        told, contents = self.bench.told, [self.bench.content(name, size_bytes) for name in names]
+        keys: list[Key] = [(NAMESPACE, scope, name) for name in names]
+        for key, content in zip(keys, contents, strict=True):
+            told.asks(key, content)
+        request = BeginStore(NAMESPACE, scope, list(names), [len(content) for content in contents])
+        views = [memoryview(content) for content in contents]
+        results = await Save(self.store, request, views, self.store.clock() + STORE_WAIT_NS).run()
+        for key, content, status in zip(keys, contents, results, strict=True):
+            if status.value == "stored":
+                told.hears(key, content)
+        return [status.value for status in results]
+
+    async def delete(self, *names: bytes, scope: bytes = SCOPE) -> None:
+        told, keys = self.bench.told, [(NAMESPACE, scope, name) for name in names]
+        for key in keys:
+            told.asks(key, None)
+        await self._removed(lambda: self.store.delete(delete_request(NAMESPACE, scope, list(names))).lsn)
+        for key in keys:
+            told.hears(key, None)
+
+    async def wipe(self, scope: bytes | None = None) -> None:
+        """Wipe the namespace, or a scope of it: only what the journal has of it."""
+        told = self.bench.told
+        keys = [key for key in told.may if scope in {None, key[1]}]
+        for key in keys:
+            told.asks(key, None)
+
+        def wipe() -> Any:
+            outcome = self.store.engine.wipe(NAMESPACE, scope, self.store.clock())
+            self.store.changed()
+            return outcome.lsn
+
+        await self._removed(wipe)
+        for key in keys:
+            told.hears(key, None)
+
+    async def _removed(self, remove: Callable[[], Any]) -> None:
+        while True:
+            try:
+                lsn = remove()
+            except JournalFull:
+                await self.store.room(self.store.clock() + 1_000_000_000)
+            else:
+                break
+        assert await self.store.durable(lsn, self.store.clock() + STORE_WAIT_NS)
+
+    async def load_all(
+        self, namespace: str, scope: bytes, names: list[bytes]
+    ) -> list[tuple[LoadStatus, Content]]:
+        loaded = await Load(self.store, load_request(namespace, scope, names), None).run()
+        return [
+            (each.status, bytes(each.payload) if each.payload is not None else None) for each in loaded
+        ]
+
+    async def fill(self) -> None:
+        """Store all that is free, as one object: every unit that is not in use is written to."""
+        usage = self.store.engine.usage()
+        free_bytes = usage.free_au * self.session.superblock.layout.au_bytes
+        if not free_bytes or usage.live_objects == OBJECTS_MAX:
+            return
+        statuses = await self.save(b"all that is free %d" % self.bench.version, size_bytes=free_bytes)
+        assert statuses == ["stored"], f"all that is free is {statuses}: {usage}"
+
+    async def stop(self) -> bool:
+        """End in order."""
+        try:
+            return await self.session.stop()
+        finally:
+            await self._end()
+            await self.device.aclose()
+
+    async def kill(self) -> None:
+        """End the process on the spot; nothing of it is on its way."""
+        self.device.die()
+        await self._end()
+
+    async def _end(self) -> None:
+        self.store.close()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@dataclass(eq=False)
+class CrashBench:
+    """A card, a loop, and what was told."""
+
+    image: Image = field(default_factory=dict)
+    told: Told = field(default_factory=Told)
+    fuse: Fuse = field(default_factory=Fuse)
+    seed: int = 1
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.loop = SimLoop(random.Random(self.seed))
+        self.medium = Medium(SIZE_BYTES, BLOCK_BYTES, durable=dict(self.image))
+
+    def run(self, work: Callable[[CrashBench], Coroutine[Any, Any, None]]) -> bool:
+        """Run to the end, or until the fuse blows. Tells whether it ran to the end."""
+
+        async def watched() -> None:
+            blown: asyncio.Future[None] = self.loop.create_future()
+            self.fuse.on_blow = lambda: None if blown.done() else blown.set_result(None)
+            task = asyncio.ensure_future(work(self))
+            await asyncio.wait((task, blown), return_when=asyncio.FIRST_COMPLETED)
+            if blown.done():
+                # Nobody hears anything from here on.
+                self.told = self.told.copy()
+                task.cancel()
+                await asyncio.wait((task,))
+            else:
+                task.result()
+
+        try:
+            self.loop.run(watched())
+        finally:
+            self.loop.close()
+        return not self.fuse.blown
+
+    def content(self, name: bytes, size_bytes: int) -> bytes:
+        self.version += 1
+        return content_of(name, self.version, size_bytes)
+
+    def device(self) -> CrashDevice:
+        return CrashDevice.on(self.fuse, self.loop, self.medium, random.Random(self.rng.random()), FAULTS)
+
+    def options(self, name: str, *, takeover: bool = False, exclusive: bool = False) -> OpenOptions:
+        return OpenOptions(
+            owner=Owner(name, f"nqn.2026-01.test:{name}", bytes(16), bytes(16), 1, KEEP_ALIVE_MS, 0),
+            limits_of=limits_of,
+            clock=self.loop.clock,
+            wall_clock=lambda: 1,
+            entropy=self.rng.randbytes,
+            takeover=takeover,
+            exclusive=exclusive,
+            format_blank=FormatWish(AU_BYTES, OBJECTS_MAX),
+        )
+
+    async def open(self, name: str = "host", *, takeover: bool = False, exclusive: bool = False) -> Life:
+        """Open the card. `exclusive`: nothing of the run before can land any more."""
+        device = self.device()
+        options = self.options(name, takeover=takeover, exclusive=exclusive)
+        session = await open_card(device, CardBlocks(device), options)
+        layout = session.superblock.layout
+        area = DataArea(layout.data.offset_bytes, layout.au_bytes, layout.block_bytes)
+        store = CardStore(session.engine, device, area, None, self.loop.clock, session)
+        return Life(self, device, session, store, asyncio.create_task(session.run(store)))
+
+    async def open_owned(self, name: str = "host", *, takeover: bool = False, exclusive: bool = True) -> Life:
+        life = await self.open(name, takeover=takeover, exclusive=exclusive)
+        await life.owned()
+        return life
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A card at rest, and what was told."""
+
+    image: Image
+    told: Told
+    version: int
+
+    def bench(self, fuse: Fuse | None = None, seed: int = 1) -> CrashBench:
+        return CrashBench(self.image, self.told.copy(), fuse or Fuse(), seed, self.version)
+
+
+BLANK: Final = Base({}, Told(), 0)
+
+
+def prepared(
+    work: Callable[[CrashBench], Coroutine[Any, Any, None]], base: Base = BLANK, seed: int = 1
+) -> Base:
+    """Carry something out without a crash; what is on the card then."""
+    bench = base.bench(seed=seed)
+    assert bench.run(work)
+    return Base(bench.medium.current(), bench.told, bench.version)
+
+
+def dead(bench: CrashBench) -> Sequence[int]:
+    """Writes that are still on their way after a death."""
+    return sorted(bench.medium.in_flight)
+
+
+__all__ = ["BLANK", "Base", "CrashBench", "Kind", "Life", "dead", "prepared"]
