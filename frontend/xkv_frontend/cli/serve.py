@@ -106,9 +106,7 @@ def serve(**given: Any) -> ExitCode:
     front = Front(parts, upstream)
     listeners = _listen(given)
     _warn_of_open_address(given["bind_address"])
-    service = Service(
-        front, upstream, parts.metrics, listeners, given["max_connections"], given["drain_seconds"]
-    )
+    service = Service(front, parts.metrics, listeners, given["max_connections"], given["drain_seconds"])
     return uvloop.run(service.run(lambda: _announce(listeners, given["upstream"])))
 
 
