@@ -13,14 +13,14 @@ from xkv_frontend.core.refusal import Code, Refusal
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Receive, Scope
 
     from xkv_frontend.core.heads import Head
     from xkv_frontend.core.policy import Identity
     from xkv_frontend.core.routes import Route
 
 BODY_TIMEOUT_S: Final = 60.0
-SEND_STALL_S: Final = 300.0
+SEND_STALL_NS: Final = 300_000_000_000
 """How long a client may take none of what is sent to it."""
 LINGER_S: Final = 1.0
 LINGER_BYTES_MAX: Final = 8 << 20
@@ -122,6 +122,8 @@ class Lifeline:
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.ended: Outcome | None = None
+        self.sending_since_ns: int | None = None
+        """Since when the client has not taken what is being sent to it."""
         self.answered = False
         """Set with the last piece of the answer: from then on a client that goes away has got everything."""
 
@@ -153,16 +155,6 @@ class Lifeline:
         if self.ended is None and self._task is not None and not self.answered:
             self.ended = why
             self._task.cancel()
-
-
-async def send_within(send: Send, message: Any) -> None:
-    """Send a message to the client.
-
-    Raises:
-        TimeoutError: The client takes nothing for `SEND_STALL_S`.
-    """
-    async with asyncio.timeout(SEND_STALL_S):
-        await send(message)
 
 
 def path_text(scope: Scope) -> str:

@@ -28,8 +28,11 @@ def read_private(path: Path, what: str, bytes_max: int, *, forbidden: int = _OTH
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigError(f"{what} {path}: {error.strerror}") from None
+    found = os.fstat(descriptor)
+    if stat.S_ISDIR(found.st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{what} {path}: not a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{what} {path}: not a regular file")
         if found.st_mode & forbidden:

@@ -20,6 +20,7 @@ from xkv_frontend.core.refusal import Code, Refusal
 from xkv_frontend.core.rewrite import rewrite
 from xkv_frontend.core.routes import Route, Version, check_version, find_route
 from xkv_frontend.exchange import (
+    SEND_STALL_NS,
     ClientGoneError,
     Exchange,
     Lifeline,
@@ -101,8 +102,6 @@ class Front:
             await self._refuse(refusal, exchange, receive, send)
         except ClientGoneError:
             exchange.outcome = Outcome.CLIENT_GONE
-        except TimeoutError:
-            exchange.outcome = Outcome.STALLED
         except Exception as error:
             log.exception("request %s failed", exchange.id, exc_info=_without_secrets(error))
             exchange.outcome = Outcome.FAILED
@@ -183,7 +182,9 @@ class Front:
                     exchange.first_ns = clock()
                 exchange.sent_bytes += len(body)
                 lifeline.answered = not message.get("more_body", False)
+            lifeline.sending_since_ns = clock()
             await send(message)
+            lifeline.sending_since_ns = None
 
         return counted
 
@@ -220,8 +221,13 @@ class Front:
         parts.access_log.write(exchange, scope["method"], parts.clock())
 
     def refresh(self) -> None:
-        """Look for revoked credentials, and end what runs with them. To be called once a second or so."""
+        """End what runs with revoked credentials, and what goes to clients that take nothing. To be called about once a second."""
         gone = self._parts.authenticator.refresh()
+        now_ns = self._parts.clock()
+        for lifeline in [one for lifelines in self._running.values() for one in lifelines]:
+            since_ns = lifeline.sending_since_ns
+            if since_ns is not None and now_ns - since_ns > SEND_STALL_NS:
+                lifeline.end(Outcome.STALLED)
         for credential in gone & self._running.keys():
             for lifeline in list(self._running[credential]):
                 lifeline.end(Outcome.REVOKED)

@@ -13,7 +13,6 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from xkv_frontend.core.heads import upstream_headers
-from xkv_frontend.exchange import Exchange, send_within
 from xkv_frontend.front import Front, Parts
 from xkv_frontend.settings import FrontSettings, build_parts
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from xkv_frontend.core.routes import Version
+    from xkv_frontend.exchange import Exchange
 
 IDENTITY_KEY: Final = "xkv_identity"
 """Where the inner application finds the identity: `scope["state"][IDENTITY_KEY]`."""
@@ -72,7 +72,7 @@ def _sender(exchange: Exchange, send: Send) -> Send:
         if message["type"] == "http.response.start":
             headers = [*message.get("headers", ()), (b"x-request-id", exchange.id.encode())]
             message = {**message, "headers": headers}
-        await send_within(send, message)
+        await send(message)
 
     return sender
 

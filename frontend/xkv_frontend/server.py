@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-    from xkv_frontend.upstream import Upstream
-
 BACKLOG: Final = 1024
 CONNECTIONS_MAX_DEFAULT: Final = 8192
 KEEP_ALIVE_S: Final = 30
@@ -129,7 +127,6 @@ class Service:
     """Everything that `run` serves."""
 
     front: Front
-    upstream: Upstream
     metrics: Metrics
     listeners: Listeners
     connections_max: int = CONNECTIONS_MAX_DEFAULT
@@ -167,7 +164,6 @@ class Service:
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
-            await self.upstream.aclose()
         return ExitCode.FORCED if forced.is_set() else ExitCode.OK
 
     def _on_signals(self, server: _Server, forced: asyncio.Event) -> None:

@@ -7,45 +7,30 @@ import json
 import logging
 import ssl
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
-
-import httpcore
+from urllib.parse import urlsplit
 
 from xkv_frontend.core.heads import reply_headers, upstream_headers
 from xkv_frontend.core.refusal import Code, Refusal
 from xkv_frontend.core.routes import Version, parse_version
 from xkv_frontend.errors import ConfigError
-from xkv_frontend.exchange import Exchange, Outcome, send_within
+from xkv_frontend.exchange import Exchange, Outcome
+from xkv_frontend.link import Fault, Link, UpstreamError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from starlette.types import Receive, Scope, Send
 
     from xkv_frontend.clock import Clock
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS_MAX: Final = 8192
-CONNECT_S: Final = 5.0
-WRITE_S: Final = 60.0
-POOL_S: Final = 10.0
+PORTS: Final = {"http": 80, "https": 443}
 READ_S_DEFAULT: Final = 3600.0
 """Longest silence of the upstream; a long prefill is silent."""
 VERSION_NS: Final = 30_000_000_000
 VERSION_BYTES_MAX: Final = 4096
 VERSION_S: Final = 5.0
-
-
-ERRORS: Final[tuple[type[Exception], ...]] = (
-    OSError,
-    httpcore.NetworkError,
-    httpcore.TimeoutException,
-    httpcore.ProtocolError,
-    httpcore.UnsupportedProtocol,
-    httpcore.ConnectionNotAvailable,
-)
-"""What the pool raises when the upstream fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +63,14 @@ def parse_upstream(url: str) -> tuple[bytes, bytes, int]:
         ConfigError: It is not like this; a path, a query or a user is refused too.
     """
     try:
-        found = httpcore.URL(url)
-        plain = found.target in (b"", b"/") and b"@" not in found.host and found.host and "@" not in url
-        default = {b"http": 80, b"https": 443}.get(found.scheme)
-    except (ValueError, UnicodeError, httpcore.UnsupportedProtocol):
-        plain, default = False, None
-    if not plain or default is None:
+        found = urlsplit(url)
+        host, port = (found.hostname or "").encode("ascii"), found.port
+    except ValueError:  # UnicodeEncodeError is one
+        host, port, found = b"", None, urlsplit("")
+    rest = (found.path in ("", "/"), not found.query, not found.fragment, "@" not in found.netloc)
+    if not host or not all(rest) or found.scheme not in PORTS:
         raise ConfigError("--upstream must be http://HOST:PORT or https://HOST:PORT")
-    return found.scheme, found.host.strip(b"[]"), found.port or default
-
-
-class _OneShot:
-    """A body that is let go of when it has been handed over, so that a long stream does not hold its prompt."""
-
-    def __init__(self, body: list[bytes]) -> None:
-        self._body = body
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        if self._body:
-            yield self._body.pop()
+    return found.scheme.encode(), host, port or PORTS[found.scheme]
 
 
 class Upstream:
@@ -105,23 +79,10 @@ class Upstream:
     def __init__(self, options: UpstreamOptions, clock: Clock) -> None:
         self._options = options
         self._clock = clock
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl.create_default_context() if options.scheme == b"https" else None,
-            max_connections=CONNECTIONS_MAX,
-            # One request a connection: what an upstream sends too much can never become somebody else's answer, and no
-            # request is ever sent into a connection that is just being closed.
-            max_keepalive_connections=0,
-            http1=True,
-            http2=False,
-            retries=0,
-        )
-        self._timeouts = {"connect": CONNECT_S, "read": options.read_s, "write": WRITE_S, "pool": POOL_S}
+        self._host = options.host.decode("ascii")
+        self._ssl = ssl.create_default_context() if options.scheme == b"https" else None
         self._version: Version | None = options.version
         self._asked_ns: int | None = None
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._pool.aclose()
 
     async def version(self) -> Version | None:
         """Return the version of the running vLLM: stated, or asked at most every 30 s; None where it does not say."""
@@ -133,98 +94,71 @@ class Upstream:
         return self._version
 
     async def _ask_version(self) -> Version | None:
-        request = self._request(b"GET", b"/version", [(b"host", self._options.host_header)], None)
+        headers = [(b"host", self._options.host_header), (b"connection", b"close")]
+        raw = b""
         try:
-            async with asyncio.timeout(VERSION_S):
-                response = await self._pool.handle_async_request(request)
-                try:
-                    raw = b""
-                    async for piece in response.aiter_stream():
-                        raw += piece
-                        if len(raw) > VERSION_BYTES_MAX:
-                            return None
-                finally:
-                    await response.aclose()
+            async with asyncio.timeout(VERSION_S), Link(VERSION_S) as link:
+                await link.open(self._host, self._options.port, self._ssl)
+                status, _ = await link.ask(b"GET", b"/version", headers, [])
+                while piece := await link.piece():
+                    raw += piece
+                    if len(raw) > VERSION_BYTES_MAX:
+                        return None
             value = json.loads(raw)
-        except (ValueError, RecursionError):
+        except (UpstreamError, TimeoutError, ValueError, RecursionError):
             return None
-        except ERRORS:
-            return None
-        text = value.get("version") if isinstance(value, dict) and response.status == 200 else None
+        text = value.get("version") if isinstance(value, dict) and status == HTTPStatus.OK else None
         return parse_version(text) if isinstance(text, str) else None
-
-    def _request(
-        self, method: bytes, target: bytes, headers: list[tuple[bytes, bytes]], body: _OneShot | None
-    ) -> httpcore.Request:
-        options = self._options
-        url = httpcore.URL(scheme=options.scheme, host=options.host, port=options.port, target=target)
-        return httpcore.Request(
-            method, url, headers=headers, content=body, extensions={"timeout": self._timeouts}
-        )
 
     async def forward(self, scope: Scope, exchange: Exchange, receive: Receive, send: Send) -> None:  # noqa: ARG002 - Forwarder's signature
         """Send the request, and pass the answer on as it comes.
 
         Raises:
             Refusal: The upstream cannot be reached, breaks off before it answers, or redirects.
-            TimeoutError: The client takes nothing any more.
         """
         assert exchange.route is not None
         assert exchange.head is not None
+        options = self._options
         body_bytes = len(exchange.body[0]) if exchange.body else None
         headers = upstream_headers(
-            self._options.host_header,
-            exchange.head,
-            exchange.id.encode(),
-            body_bytes,
-            self._options.authorization,
+            options.host_header, exchange.head, exchange.id.encode(), body_bytes, options.authorization
         )
-        request = self._request(
-            exchange.route.method.encode(),
-            exchange.route.path,
-            headers,
-            _OneShot(exchange.body) if exchange.body else None,
-        )
-        try:
-            response = await self._pool.handle_async_request(request)
-        except ERRORS as error:
-            self._asked_ns = None
-            raise _refusal(error) from None
-        try:
-            await _pass_on(response, exchange, send)
-        finally:
-            await response.aclose()
+        async with Link(options.read_s) as link:
+            try:
+                await link.open(self._host, options.port, self._ssl)
+                status, found = await link.ask(
+                    exchange.route.method.encode(), exchange.route.path, headers, exchange.body
+                )
+            except UpstreamError as error:
+                self._asked_ns = None
+                log.warning("request %s: the upstream failed: %s", exchange.id, error)
+                code, message = REFUSALS[error.fault]
+                raise Refusal(code, message) from None
+            await _pass_on(link, status, found, exchange, send)
 
 
-async def _pass_on(response: httpcore.Response, exchange: Exchange, send: Send) -> None:
-    if 300 <= response.status < 400 and response.status != 304:
+async def _pass_on(
+    link: Link, status: int, headers: list[tuple[bytes, bytes]], exchange: Exchange, send: Send
+) -> None:
+    if status in REDIRECTS:
         raise Refusal(Code.UPSTREAM_FAILED, "the upstream redirects")
-    headers = reply_headers(response.headers, exchange.id.encode())
-    await send_within(send, {"type": "http.response.start", "status": response.status, "headers": headers})
+    kept = reply_headers(headers, exchange.id.encode())
+    await send({"type": "http.response.start", "status": status, "headers": kept})
     try:
-        async for piece in response.aiter_stream():
-            await send_within(send, {"type": "http.response.body", "body": piece, "more_body": True})
-    except ERRORS as error:
+        while piece := await link.piece():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except UpstreamError as error:
         # The answer stays without its end: the server closes the connection, so that the client knows.
-        log.warning("request %s: the upstream broke off: %s", exchange.id, type(error).__name__)
+        log.warning("request %s: the upstream broke off: %s", exchange.id, error)
         exchange.outcome = Outcome.TRUNCATED
         return
-    await send_within(send, {"type": "http.response.body", "body": b"", "more_body": False})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-_REFUSALS: Final[tuple[tuple[type[Exception], Code, str], ...]] = (
-    (httpcore.ConnectError, Code.UPSTREAM_UNREACHABLE, "the model server cannot be reached"),
-    (httpcore.ConnectTimeout, Code.UPSTREAM_UNREACHABLE, "the model server cannot be reached"),
-    (httpcore.PoolTimeout, Code.BUSY, "too many requests are running"),
-    (httpcore.ReadTimeout, Code.UPSTREAM_TIMEOUT, "the model server does not answer"),
-    (httpcore.WriteTimeout, Code.UPSTREAM_TIMEOUT, "the model server does not take the request"),
-)
-
-
-def _refusal(error: Exception) -> Refusal:
-    """Return the answer for an upstream that did not answer; its address and the reason stay in the log."""
-    log.warning("the upstream failed before it answered: %s", type(error).__name__)
-    for kind, code, message in _REFUSALS:
-        if isinstance(error, kind):
-            return Refusal(code, message)
-    return Refusal(Code.UPSTREAM_FAILED, "the model server broke off")
+REDIRECTS: Final = frozenset(range(300, 400)) - {304}
+REFUSALS: Final[dict[Fault, tuple[Code, str]]] = {
+    Fault.UNREACHABLE: (Code.UPSTREAM_UNREACHABLE, "the model server cannot be reached"),
+    Fault.BROKE_OFF: (Code.UPSTREAM_FAILED, "the model server broke off"),
+    Fault.SILENT: (Code.UPSTREAM_TIMEOUT, "the model server does not answer"),
+}
+"""The answer for an upstream that did not answer; its address stays in the log."""

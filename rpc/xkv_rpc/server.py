@@ -3,8 +3,9 @@
 Every message that the transport delivers gets exactly one reply. What is not a request is answered here, and so is what
 finds the bounds reached (`busy`) or the server on its way out (`draining`).
 
-Two clients that set the same routing identity: the first one is served, the second is ignored by the transport until the
-first is gone. Replies are never handed over from one to the other. Clients that set none cannot collide.
+Two clients that set the same routing identity: the first one is served, the second is ignored by the transport until it
+connects again after the first is gone. Replies are never handed over from one to the other. Clients that set none cannot
+collide.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ class Server:
             for _ in range(MESSAGES_PER_TURN):
                 message = self._router.receive()
                 if message is None:
-                    emptied = True
+                    emptied = self._router.unfinished is None
                     break
                 self._take(message, now_ns)
         finally:

@@ -15,7 +15,8 @@ from xkv_rpc.errors import AddressInUseError, BadEndpointError, NotASocketError,
 SOCKET_PATH_BYTES_MAX: Final = 107
 """`sun_path` has 108 bytes and ends with NUL."""
 
-LISTEN_BACKLOG: Final = 64
+LISTEN_BACKLOG: Final = 1024
+"""A client that does not block is refused by the kernel beyond it; a host starts hundreds at once."""
 
 
 def claim_socket_path(path: str, kind: socket.SocketKind) -> None:

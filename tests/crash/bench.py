@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.crash.device import CrashDevice, Fuse, Kind
+from tests.crash.device import CrashDevice, Fuse
 from tests.crash.told import Told, delete_request, load_request
 from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
@@ -23,7 +23,7 @@ from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import BeginStore, EngineLimits, LoadStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine
 
     from tests.crash.told import Content, Key
     from xkv_gateway.card.layout import Layout
@@ -240,26 +240,23 @@ class Base:
     image: Image
     told: Told
     version: int
+    lives: int = 0
+    """How many there were: randomness is never repeated, so that no two runs have one id."""
 
-    def bench(self, fuse: Fuse | None = None, seed: int = 1) -> CrashBench:
-        return CrashBench(self.image, self.told.copy(), fuse or Fuse(), seed, self.version)
+    def bench(self, fuse: Fuse | None = None) -> CrashBench:
+        return CrashBench(self.image, self.told.copy(), fuse or Fuse(), self.lives, self.version)
+
+    def then(self, bench: CrashBench, image: Image | None = None) -> Base:
+        """What a bench that began with this one has left."""
+        left = bench.medium.current() if image is None else image
+        return Base(left, bench.told, bench.version, self.lives + 1)
 
 
 BLANK: Final = Base({}, Told(), 0)
 
 
-def prepared(
-    work: Callable[[CrashBench], Coroutine[Any, Any, None]], base: Base = BLANK, seed: int = 1
-) -> Base:
+def prepared(work: Callable[[CrashBench], Coroutine[Any, Any, None]], base: Base = BLANK) -> Base:
     """Carry something out without a crash; what is on the card then."""
-    bench = base.bench(seed=seed)
+    bench = base.bench()
     assert bench.run(work)
-    return Base(bench.medium.current(), bench.told, bench.version)
-
-
-def dead(bench: CrashBench) -> Sequence[int]:
-    """Writes that are still on their way after a death."""
-    return sorted(bench.medium.in_flight)
-
-
-__all__ = ["BLANK", "Base", "CrashBench", "Kind", "Life", "dead", "prepared"]
+    return base.then(bench)

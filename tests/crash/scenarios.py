@@ -14,6 +14,7 @@ from xkv_gateway.card.blocks import CardBlocks
 from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.layout import plan
 from xkv_gateway.card.structure import BLOCK_BYTES
+from xkv_gateway.card.store import CardOffline
 from xkv_gateway.card.superblock import Chosen
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 async def format_only(bench: CrashBench) -> None:
+    bench.told.formatting = True
     life = await bench.open()
+    bench.told.formatting = False
     await life.kill()
 
 
@@ -93,6 +96,7 @@ async def evict(bench: CrashBench) -> None:
 
 async def wipe(bench: CrashBench) -> None:
     life = await bench.open_owned()
+    bench.told.wipes = True
     await life.wipe(b"tenant")
     await life.save(b"after", scope=b"")
 
@@ -162,16 +166,15 @@ async def ring_full_of_run_starts(bench: CrashBench) -> None:
 
 
 async def ring_full_of_records(bench: CrashBench) -> None:
-    """Each life is too short for a checkpoint of its own accord; stores of the next one have to wait for one."""
+    """A life that dies when its stores begin to wait for a checkpoint: those of the next one wait as well."""
     for _ in range(100):
         life = await bench.open_owned()
-        if life.session.pressed:
-            await life.kill()
-            return
         for number in range(2):
             await life.save(b"short %d" % number, size_bytes=100)
+            if life.session.pressed:
+                await life.kill()
+                return
             await life.delete(b"short %d" % number)
-        await bench_settles(life)
         await life.kill()
     raise AssertionError("the ring never fills")
 
@@ -189,14 +192,22 @@ async def format_anew(bench: CrashBench) -> None:
     geometry = device.geometry
     found = await ownership.read_superblocks(CardBlocks(device), geometry.size_bytes)
     assert isinstance(found, Chosen)
+    owner = bench.options("formats").owner
+    # As `card format --force` does.
+    before = found.superblock
+    ours = ownership.owned(
+        before, owner, epoch=1 + before.stamp.epoch, run_id=bench.rng.randbytes(16), wall_ns=1
+    )
+    await ownership.write_both(CardBlocks(device), ours, first_copy=1 - found.copy)
     await ownership.format_card(
         CardBlocks(device),
         plan(geometry.size_bytes, geometry.block_bytes, AU_BYTES, OBJECTS_MAX),
         ownership.facts_of(device),
         label="anew",
-        sequence=1 + found.superblock.sequence,
+        sequence=2 + before.sequence,
         wall_ns=1,
         entropy=bench.rng.randbytes,
+        first_copy=1 - found.copy,
     )
     bench.told.formatting = False
     for key in bench.told.may:
@@ -214,6 +225,10 @@ async def takeover(bench: CrashBench) -> None:
     first = await bench.open_owned("first")
 
     async def stores() -> None:
+        with contextlib.suppress(CardOffline):
+            await stores_for_ever()
+
+    async def stores_for_ever() -> None:
         for number in range(1000):
             await first.save(b"of the first %d" % (number % 5), size_bytes=100)
             await first.delete(b"of the first %d" % (number % 5))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.core.types import BeginLoad, Delete, LoadStatus, Lookup, LookupMode
@@ -32,8 +32,11 @@ class Told:
     formatting: bool = False
     """A forced format is under way: all may be there, or nothing."""
 
+    wipes: bool = False
+    """Space that was wiped comes back when it is erased."""
+
     def copy(self) -> Told:
-        return Told(dict(self.may), self.evicts, self.formatting)
+        return replace(self, may=dict(self.may))
 
     def asks(self, key: Key, content: Content) -> None:
         """A change was asked for: from now on both may be there."""

@@ -148,7 +148,6 @@ async def running_front(
             connection.transport.abort()
         if state.tasks:
             await asyncio.wait(state.tasks, timeout=DEADLINE_S)
-        await upstream.aclose()
 
 
 async def talk(port: int, *pieces: bytes, seconds: float = DEADLINE_S) -> bytes:

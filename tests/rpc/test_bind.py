@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import stat
@@ -23,6 +24,7 @@ from xkv_rpc.errors import (
 from xkv_rpc.messages import Limits
 from xkv_rpc.regions import RegionServer
 from xkv_rpc.server import Server
+from xkv_rpc.unixpath import bind_listener
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,3 +186,13 @@ async def test_closing_twice_waits_for_the_same_end() -> None:
     await server.bind(["tcp://127.0.0.1:0"])
     await asyncio.gather(server.aclose(), server.aclose())
     await server.aclose()
+
+
+def test_hundreds_of_clients_that_do_not_block_can_connect_while_the_server_is_busy(tmp_path: Path) -> None:
+    listener = bind_listener(str(tmp_path / "r.sock"), socket.SOCK_SEQPACKET, 0o600)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(listener)
+        for _ in range(300):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            client.setblocking(False)
+            client.connect(listener.getsockname())

@@ -162,6 +162,7 @@ async def format_card(
     sequence: int,
     wall_ns: int,
     entropy: Callable[[int], bytes],
+    first_copy: int | None = None,
 ) -> Superblock:
     """Format: the card is empty afterwards, under a new UUID. The caller made sure that it may.
 
@@ -173,21 +174,14 @@ async def format_card(
         sequence: larger than that of any superblock that was there.
         wall_ns: ns since 1970.
         entropy: randomness.
+        first_copy: where a card of ours is, with whole superblocks: the copy to write first. None: there is none, and
+            what may be left of anything else is erased.
 
     Raises:
         CardFailed, CardLost, DeviceError.
     """
-    zero = bytes(BLOCK_BYTES)
-    for offset_bytes in layout.superblock_offsets:
-        await blocks.write(offset_bytes, [zero], flush=False)
-    await blocks.flush()
-    last_bytes = layout.superblock_offsets[1] + BLOCK_BYTES - TAIL_BYTES
-    await blocks.write(0, [bytes(HEAD_BYTES)], flush=False)
-    await blocks.write(last_bytes, [bytes(TAIL_BYTES)], flush=False)
-    for region in (layout.checkpoint_a, layout.checkpoint_b, layout.ledger_a, layout.ledger_b):
-        await blocks.write(region.offset_bytes, [zero], flush=False)
-        await blocks.write(region.end_bytes - BLOCK_BYTES, [zero], flush=False)
-    await blocks.flush()
+    if first_copy is None:
+        await _erase(blocks, layout)
     superblock = Superblock(
         stamp=Stamp(entropy(UUID_BYTES), 1, entropy(RUN_ID_BYTES)),
         sequence=sequence,
@@ -200,5 +194,19 @@ async def format_card(
         clean=True,
         label=label,
     )
-    await write_both(blocks, superblock, first_copy=1)
+    await write_both(blocks, superblock, first_copy=1 if first_copy is None else first_copy)
     return superblock
+
+
+async def _erase(blocks: CardBlocks, layout: Layout) -> None:
+    zero = bytes(BLOCK_BYTES)
+    for offset_bytes in layout.superblock_offsets:
+        await blocks.write(offset_bytes, [zero], flush=False)
+    await blocks.flush()
+    last_bytes = layout.superblock_offsets[1] + BLOCK_BYTES - TAIL_BYTES
+    await blocks.write(0, [bytes(HEAD_BYTES)], flush=False)
+    await blocks.write(last_bytes, [bytes(TAIL_BYTES)], flush=False)
+    for region in (layout.checkpoint_a, layout.checkpoint_b, layout.ledger_a, layout.ledger_b):
+        await blocks.write(region.offset_bytes, [zero], flush=False)
+        await blocks.write(region.end_bytes - BLOCK_BYTES, [zero], flush=False)
+    await blocks.flush()

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+CHECKPOINTS: Final = 2
 PRESSURE_SHARE: Final = 4
 """Stores wait while less than this part (1/4) of the ring would be left for what is under way already."""
 RECORD_BYTES_PER_OBJECT: Final = 128
@@ -315,8 +316,10 @@ class CardSession:
         try:
             await journal.start_run()
         except NoRoom:
-            # Runs that died young have used up what is kept free for them.
-            await checkpointer.write(of_what_is_durable=True)
+            # Runs that died young have used up what is kept free for them. The journal is kept from the start of the older
+            # checkpoint on, so only two new ones make room for certain.
+            for _ in range(CHECKPOINTS):
+                await checkpointer.write(of_what_is_durable=True)
             await journal.start_run()
         return journal, checkpointer
 

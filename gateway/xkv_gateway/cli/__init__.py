@@ -27,6 +27,8 @@ COMMANDS: Final = {
     "replay": "xkv_gateway.replay.command",
     "card": "xkv_gateway.cli.card",
     "config": "xkv_gateway.cli.config",
+    "keys": "xkv_gateway.cli.keys",
+    "systemd": "xkv_gateway.cli.systemd",
 }
 """Command -> the module that has it under its name. Imported when it is used: `status` needs no engine."""
 

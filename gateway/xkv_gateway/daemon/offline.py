@@ -156,16 +156,25 @@ async def format_card(
         )
         if not soft:
             await _settle(door, attached, blocks, sight)
+        ours = _superblock_to_follow(sight)
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             return await ownership.format_card(
                 blocks,
                 layout,
                 ownership.facts_of(device),
                 label=wish.label,
-                sequence=1 + (sight.superblock.sequence if sight.superblock else 0),
+                # Beyond those that `_settle` wrote.
+                sequence=1 if ours is None else 2 + ours.sequence,
                 wall_ns=door.wall_clock(),
                 entropy=door.entropy,
+                first_copy=None if ours is None else _first_copy(sight),
             )
+
+
+def _superblock_to_follow(sight: Sight) -> Superblock | None:
+    """Return the superblock of the card that is there, if both of its copies can be written."""
+    shrunk = sight.error is not None and sight.error.code == "geometry_changed"
+    return None if shrunk else sight.superblock
 
 
 async def _require_free(
@@ -202,15 +211,18 @@ async def _require_free(
 
 async def _settle(door: Door, attached: AttachedCard, blocks: CardBlocks, sight: Sight) -> None:
     """Wait until nobody can write to the card any more but us; an owner that lives is told, and stops."""
-    before = sight.superblock
-    if sight.kind in {Kind.BLANK, Kind.STRANGER} or sight.clean:
+    if sight.kind in {Kind.BLANK, Kind.STRANGER}:
         return
-    keep_alive_ms = door.config.nvme.keep_alive_ms if before is None else before.keep_alive_ms
+    before = _superblock_to_follow(sight)
     if before is not None:
+        # Also where nobody is to be told: who opens the card should this command die waits for its last writes.
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             await ownership.write_both(
                 blocks, await _owned(door, attached, blocks, before), first_copy=_first_copy(sight)
             )
+    if sight.clean:
+        return
+    keep_alive_ms = door.config.nvme.keep_alive_ms if before is None else before.keep_alive_ms
     # An owner that lives ends by itself, and its last command with it.
     await _wait(door, max(keep_alive_ms, door.config.nvme.command_timeout_ms))
 
