@@ -21,12 +21,12 @@ from xkv_gateway.keys.directory import KeyDirectory
 from xkv_rpc.async_client import AsyncClient
 from xkv_rpc.client import Client, ClientOptions
 from xkv_rpc.curve_files import read_client_keys
+from xkv_rpc.doors import ClientKeys
 from xkv_rpc.errors import ErrorCode, KeyRefusedError, RpcError
+from xkv_rpc.porter import new_key_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from xkv_rpc.doors import ClientKeys
 
 TOKEN, READ_TOKEN = "w" * 40, "r" * 40
 
@@ -163,6 +163,9 @@ async def test_the_admin_port_asks_for_tokens_and_listens_elsewhere_with_them(ho
             assert (await client.delete(f"{base}/v1/namespaces/x", headers=bearer)).status_code == 403
             assert (await client.get(f"http://127.0.0.1:{metrics}/metrics")).status_code == 200
             assert (await client.get(f"http://127.0.0.1:{metrics}/v1/status")).status_code == 404
+            where = ("status", "--json", "--admin", base.removeprefix("http://"))
+            assert (await run(home, *where)).code == ExitCode.CONFIG
+            assert (await run(home, *where, "--token-file", str(home / "r"))).code == ExitCode.OK
             # A token that was exchanged counts after a reload.
             (home / "r").write_text("n" * 40)
             gateway.process.send_signal(signal.SIGHUP)
@@ -224,3 +227,33 @@ async def test_a_start_that_fails_never_says_that_it_is_ready(home: Path) -> Non
     with pytest.raises(BlockingIOError):
         manager._socket.recv(100)
     manager.close()
+
+
+STARTS = 2
+
+
+async def test_clients_that_are_there_first_are_judged_like_all_others(home: Path) -> None:
+    """The same as with the bare server, two hundred times, with whole gateways."""
+    keys = key_directory(home)
+    alice = read_client_keys(keys.new("alice", None))
+    stranger = ClientKeys(alice.server_public, new_key_pair())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for start in range(STARTS):
+        endpoint = f"tcp://127.0.0.1:{port}"
+        clients = [AsyncClient(endpoint, with_keys(one)) for one in (None, stranger, alice)]
+        stores = [
+            asyncio.create_task(client.store("", b"", [name], [b"bytes"], timeout_ms=20_000))
+            for client, name in zip(clients, (b"plain", b"stranger", b"alice%d" % start), strict=True)
+        ]
+        async with serving(
+            home / "state", XKV_CONTROL__CURVE__BIND_ADDRESS="127.0.0.1", XKV_CONTROL__CURVE__PORT=str(port)
+        ) as gateway:
+            await asyncio.wait_for(stores[2], HANG_S)
+            status = await gateway.status()
+            assert status["requests"] == {"store": 1}
+            assert status["usage"]["objects"] == start + 1
+            assert await gateway.end() == ExitCode.OK
+        for client in clients:
+            await client.aclose()
+        await asyncio.gather(*stores, return_exceptions=True)
