@@ -61,6 +61,8 @@ class Eviction:
         self._isolated = isolated
         self._soft = self._rules.enforcement is Enforcement.SOFT
         self._able = self._rules.policy is not EvictionPolicy.NOOP
+        if isolated:
+            state.quotas.on_limit = self._fair.list
         if self._able and (isolated or self._soft):
             state.accounts.watch = self._watch
             for scope in state.names.scopes.values():
@@ -147,9 +149,6 @@ class Eviction:
         changed, quotas.changed = quotas.changed, set()
         if self._able:
             self._suspects.update(dict.fromkeys(changed))
-            if self._isolated:
-                for scope in changed:
-                    self._fair.list(scope)
         self._to_judge.extend(self._suspects)
         self._suspects = {}
         self._card_next = True
