@@ -27,6 +27,7 @@ PARTS: Final = {
     "card_format": "bench.card_format",
     "frontend": "bench.frontend",
     "recovery": "bench.recovery",
+    "tenants": "bench.tenants",
 }
 
 FAILURES: Final = (BenchError, DeviceError, XkvRpcError, OSError)

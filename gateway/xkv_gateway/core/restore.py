@@ -303,12 +303,18 @@ class Restored:
     def _join_homes(self, state: EngineState, slots: U32, live: Bools) -> None:
         if not len(slots):
             return
-        wiped = (self._row_state[slots] == ROW_WIPED).astype(np.uint64)
         pairs = self._namespace_id[slots].astype(np.uint64) << np.uint64(32) | self._scope_id[slots]
+        unique, of_slot = np.unique(pairs, return_inverse=True)
         # What is wiped lives in condemned homes of its own, beside what was stored under the same names since.
-        unique, of_slot = np.unique(np.stack((pairs, wiped)), axis=1, return_inverse=True)
-        of_slot = of_slot.reshape(-1)
-        ids = [(int(p) >> 32, int(p) & 0xFFFFFFFF, bool(w)) for p, w in unique.T.tolist()]
+        wiped = self._row_state[slots] == ROW_WIPED
+        some = bool(wiped.any())
+        if some:
+            both, of_slot = np.unique(of_slot * 2 + wiped, return_inverse=True)
+            unique, condemned = unique[both // 2], (both % 2).astype(np.bool_)
+        ids = [
+            (pair >> 32, pair & 0xFFFFFFFF, some and bool(condemned[i]))
+            for i, pair in enumerate(unique.tolist())
+        ]
         homes = state.names.restore(self._namespaces, self._scopes, ids)
         idents = np.array([home.ident for home in homes], np.uint32)
         state.slots.home[slots] = idents[of_slot]

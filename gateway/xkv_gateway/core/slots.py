@@ -112,6 +112,9 @@ class SlotTable:
         fresh = count - recycled
         assert self._fresh + fresh <= self.max_objects, "more slots taken than there are"
         slots[recycled:] = np.arange(self._fresh, self._fresh + fresh)
+        if fresh:
+            # Written to now, page by page: when thousands are given back at once it would be a pause.
+            self.generation[self._fresh : self._fresh + fresh] += np.uint32(0)
         self._fresh += fresh
         return slots
 
@@ -120,7 +123,8 @@ class SlotTable:
         self.generation[slots] += 1
         self.tombstoned[slots] = False
         self.has_writer[slots] = False
-        self.must_erase[slots] = False
+        if np.count_nonzero(self.must_erase.take(slots)):  # its pages are only there once something was wiped
+            self.must_erase[slots] = False
         self._freed[self._freed_count : self._freed_count + len(slots)] = slots
         self._freed_count += len(slots)
 
