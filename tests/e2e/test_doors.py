@@ -69,6 +69,12 @@ async def test_clients_with_keys_are_served_within_their_namespaces_until_their_
                 with pytest.raises(RpcError) as caught:
                     await client.lookup(namespace, b"", [b"k"])
                 assert caught.value.code is ErrorCode.FORBIDDEN
+            key = ("--key", str(keys.path / "alice.key_secret"), "--port", endpoint.rpartition(":")[2])
+            played = await run(home, "replay", "--limit", "3", "--namespace", "a", *key)
+            assert (played.code, played.err) == (ExitCode.OK, "")
+            forbidden = await run(home, "replay", "--limit", "3", "--namespace", "b", *key)
+            assert forbidden.code != ExitCode.OK
+            assert "may not touch" in forbidden.err
             revoked = await run(home, "keys", "revoke", "alice", "--state-dir", str(home / "state"))
             assert revoked.code == ExitCode.OK
             since = time.monotonic()
