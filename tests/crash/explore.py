@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 SETTLED_S: Final = FAULTS.settle_ns / 1e9 + 1
 
 
+DOOMED_LOOKS: Final = 100
+"""So often doomed space is looked at: it comes back within a second, also where it is erased first."""
+
+
 @dataclass
 class Found:
     """How much was looked at."""
@@ -116,9 +120,12 @@ def sound(life: Life) -> None:
 
 async def use(life: Life) -> None:
     """Everything works: all that is free can be stored, and nothing else suffers."""
-    await asyncio.sleep(0.01)
-    usage = life.store.engine.usage()
-    if (usage.doomed_au or usage.quarantined_au) and not life.bench.told.wipes:
+    for _ in range(DOOMED_LOOKS):
+        await asyncio.sleep(0.01)
+        usage = life.store.engine.usage()
+        if not (usage.doomed_au or usage.quarantined_au):
+            break
+    else:
         raise Broken(f"space that nobody uses does not come back: {usage}")
     await life.fill()
     evicts, life.bench.told.evicts = life.bench.told.evicts, False
@@ -195,14 +202,15 @@ async def _dies_and_is_followed(scenario: Scenario, bench: CrashBench, landing: 
     dying, bench.told = bench.told, bench.told.copy()
     for number in sorted(bench.medium.in_flight):
         for when_s, first, last in landing:
-            bench.loop.call_later(when_s, _land, bench, number, first, last)
+            bench.loop.call_later(when_s, land, bench, number, first, last)
     died_ns = bench.loop.clock()
     await _follow(bench, died_ns)
     assert dying is not bench.told
     acting.cancel()
 
 
-def _land(bench: CrashBench, number: int, first: float, last: float) -> None:
+def land(bench: CrashBench, number: int, first: float, last: float) -> None:
+    """Execute a part of a write that is still on its way."""
     write = bench.medium.in_flight.get(number)
     if write is None:
         return

@@ -87,6 +87,17 @@ async def replace(bench: CrashBench) -> None:
     await life.save(b"five", size_bytes=3 * 4096)
 
 
+async def reuse(bench: CrashBench) -> None:
+    """Units are wanted while the record that frees them is on its way."""
+    life = await bench.open_owned()
+    await life.fill()
+    deleting = asyncio.create_task(life.delete(b"two", b"five"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    bench.told.evicts = True
+    await asyncio.gather(deleting, life.save(b"new", size_bytes=5 * 4096))
+
+
 async def evict(bench: CrashBench) -> None:
     life = await bench.open_owned()
     await life.fill()
@@ -96,9 +107,21 @@ async def evict(bench: CrashBench) -> None:
 
 async def wipe(bench: CrashBench) -> None:
     life = await bench.open_owned()
-    bench.told.wipes = True
     await life.wipe(b"tenant")
     await life.save(b"after", scope=b"")
+
+
+async def wipe_all(bench: CrashBench) -> None:
+    life = await bench.open_owned()
+    await asyncio.gather(life.wipe(), life.save(b"beside", scope=b"n"))
+
+
+async def limit(bench: CrashBench) -> None:
+    """Quotas go to the ledger and to the journal."""
+    life = await bench.open_owned()
+    await life.operator.set_tenant("a tenant", b"tenant", 1 << 30)
+    await life.save(b"within")
+    await life.operator.set_limit(b"other", 0)
 
 
 async def checkpoint(bench: CrashBench) -> None:
@@ -221,6 +244,14 @@ async def clean_stop(bench: CrashBench) -> None:
     assert await life.stop()
 
 
+async def whole_life(bench: CrashBench) -> None:
+    """From a blank card to a clean stop."""
+    await format_only(bench)
+    life = await bench.open_owned()
+    await life.save(b"one")
+    assert await life.stop()
+
+
 async def takeover(bench: CrashBench) -> None:
     first = await bench.open_owned("first")
 
@@ -274,8 +305,11 @@ SCENARIOS: Final = (
     Scenario("store several", store_several),
     Scenario("delete", delete),
     Scenario("replace on a full card", replace),
+    Scenario("reuse", reuse),
     Scenario("evict", evict),
     Scenario("wipe", wipe),
+    Scenario("wipe all", wipe_all),
+    Scenario("limit", limit),
     Scenario("checkpoint", checkpoint),
     Scenario("checkpoint under load", fuzzy_checkpoint),
     Scenario("journal wrap", journal_wrap, (populated, near_the_end_of_the_ring)),
@@ -283,6 +317,7 @@ SCENARIOS: Final = (
     Scenario("ring full of records", full_ring, (populated, ring_full_of_records)),
     Scenario("format anew", format_anew),
     Scenario("clean stop", clean_stop),
+    Scenario("whole life", whole_life, ()),
     Scenario("takeover", takeover),
     Scenario("recovery", recovery, (populated, unclean)),
 )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from xkv_gateway.card import heartbeat, ownership
 from xkv_gateway.card.blocks import RETRY_DELAY_S, CardFailed
 from xkv_gateway.card.checkpointer import Checkpointer
-from xkv_gateway.card.fence import CardLost, Fence
+from xkv_gateway.card.fence import CHECK_AGE_MAX_NS, CardLost, Fence
 from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.journal_scan import End, Need, Scanner
 from xkv_gateway.card.keeping import Keeper
@@ -47,6 +46,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CHECKPOINTS: Final = 2
+"""A and B."""
 PRESSURE_SHARE: Final = 4
 """Stores wait while less than this part (1/4) of the ring would be left for what is under way already."""
 RECORD_BYTES_PER_OBJECT: Final = 128
@@ -73,6 +73,7 @@ class CardSession:
         options: who opens, and how.
         settled_at_ns: from when on the run before certainly cannot write any more.
         taken: the superblocks are written already (takeover).
+        owner_may_live: the run before did not end in order, and nothing but its silence says that it is over.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class CardSession:
         *,
         settled_at_ns: int,
         taken: bool,
+        owner_may_live: bool,
     ) -> None:
         self.superblock = superblock
         self.recovery = recovery
@@ -100,6 +102,7 @@ class CardSession:
         self._first_copy = first_copy
         self._options = options
         self._taken = taken
+        self._owner_may_live = owner_may_live
         self._store: CardStore | None = None
         self._owned = asyncio.Event()
         # Only the newest copy is certainly whole before this run has written both.
@@ -179,15 +182,15 @@ class CardSession:
             raise
 
     async def _run(self, store: CardStore) -> None:
-        fence = asyncio.create_task(self._fence.run(), name="fence")
-        try:
-            await self._until(self._settle(store), fence)
-        finally:
-            fence.cancel()
-            with suppress(asyncio.CancelledError, CardLost):
-                await fence
-        journal, checkpointer = await self._take()
-        self.journal, self.checkpointer = journal, checkpointer
+        await self._until(self._settle(store), self._fence.run())
+        await self._claim()
+        self._fence = self._new_fence(copy=0, beating=False)
+        await self._fence.verify()
+        self._blocks.guard(self._verify)
+        await self._until(self._take(), self._fence.run())
+        journal, checkpointer = self.journal, self.checkpointer
+        assert journal is not None
+        assert checkpointer is not None
         self._fence = self._new_fence(copy=0, beating=True)
         await self._fence.verify()
         self.phase = Phase.OWNED
@@ -233,9 +236,9 @@ class CardSession:
 
     async def _settle(self, store: CardStore) -> None:
         """Wait until nothing of the run before can land any more; then see whether something has landed."""
-        delay_s = (self.settled_at_ns - self._options.clock()) / 1e9
-        if delay_s <= 0:
+        if not self._owner_may_live:
             return
+        delay_s = max(0, self.settled_at_ns - self._options.clock()) / 1e9
         log.info("writes begin in %.1f s, when the run before certainly cannot write any more", delay_s)
         before = await self._patiently(self._heartbeat)
         await asyncio.sleep(delay_s)
@@ -277,7 +280,8 @@ class CardSession:
             )
         return not isinstance(event, End) or event.point != point
 
-    async def _take(self) -> tuple[JournalWriter, Checkpointer]:
+    async def _claim(self) -> None:
+        """Write the superblocks (O5, O6)."""
         options, recovery = self._options, self.recovery
         if not self._taken:
             await self._patiently(self._require_unchanged)
@@ -290,6 +294,13 @@ class CardSession:
                 wall_ns=options.wall_clock(),
             )
             await ownership.write_both(self._blocks, self.superblock, first_copy=self._first_copy)
+
+    async def _take(self) -> None:
+        """Begin the journal of this run (O7)."""
+        options, recovery = self._options, self.recovery
+        if self._owner_may_live:
+            # It may have come back a moment ago, have looked before these were written, and write yet until it looks again.
+            await asyncio.sleep(CHECK_AGE_MAX_NS / 1e9)
         if recovery.epoch_max > self.superblock.stamp.epoch or await self._patiently(self._tail_moved):
             # From both superblocks on nobody else acknowledges anything: what came until then must be read, not written over.
             raise CardLost("another gateway wrote to the card while this one opened it")
@@ -321,7 +332,7 @@ class CardSession:
             for _ in range(CHECKPOINTS):
                 await checkpointer.write(of_what_is_durable=True)
             await journal.start_run()
-        return journal, checkpointer
+        self.journal, self.checkpointer = journal, checkpointer
 
     async def _verify(self) -> None:
         # The fence changes when the run becomes the owner.

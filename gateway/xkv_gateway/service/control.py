@@ -202,7 +202,7 @@ class ControlService:
         )
         if outcome.lease is not None:
             # The lease is entered behind the reply: the client reads it meanwhile.
-            self._store.arm_timer_soon()
+            self._store.arm_timer()
 
     def _delete(self, call: Call, request: m.Delete) -> None:
         outcome = self._store.delete(DeleteKeys(request.ns, request.scope, request.keys))
