@@ -122,10 +122,10 @@ def hit_rate(policy: EvictionPolicy, noise: int, quota_units: int) -> float:
         world.engine.quotas.set(scope, quota_units * 1024, None)
     dice = random.Random(5)
     hits = asked = stored = 0
-    for turn in range(1500):
+    for turn in range(800):
         key = b"%d" % int(dice.paretovariate(0.6) % 400)
         (plan,) = world.load([key], scope=b"victim")
-        if turn >= 500:
+        if turn >= 300:
             asked += 1
             hits += plan is not None
         if plan is not None:

@@ -12,7 +12,7 @@ from xkv_gateway.core.engine import Engine
 from xkv_gateway.core.image import ROW_WIPED
 from xkv_gateway.core.records import FreedBatch
 from xkv_gateway.core.restore import Restored
-from xkv_gateway.core.types import BeginStore, StoreStatus, WritePlan
+from xkv_gateway.core.types import BeginStore, Lookup, LookupMode, StoreStatus, WritePlan
 
 from .helpers import SECOND_NS, SECRET, Counter, World, keys
 
@@ -68,6 +68,11 @@ class Story:
                 self.go_on_erasing()
         self.check()
 
+    def held(self, home: tuple[str, bytes], names: list[bytes]) -> list[bool]:
+        request = Lookup(*home, names, LookupMode.EACH, 0)
+        sizes = self.world.engine.lookup(request, self.world.now_ns).sizes_bytes
+        return [size is not None for size in sizes]
+
     def begin(self, home: tuple[str, bytes], names: list[bytes]) -> None:
         entries = self.world.begin(names, 1024, ns=home[0], scope=home[1])
         for name, entry in zip(names, entries, strict=True):
@@ -81,7 +86,7 @@ class Story:
 
     def forget_evicted(self) -> None:
         for home, name in list(self.visible):
-            if not self.world.held([name], ns=home[0], scope=home[1])[0]:
+            if not self.held(home, [name])[0]:
                 del self.visible[home, name]
 
     def commit(self, what: tuple[tuple[str, bytes], bytes]) -> None:
@@ -118,7 +123,7 @@ class Story:
         self.world.engine.audit()
         for home in HOMES:
             expected = [(home, name) in self.visible for name in NAMES]
-            assert self.world.held(NAMES, ns=home[0], scope=home[1]) == expected
+            assert self.held(home, NAMES) == expected
 
     def end(self) -> None:
         """Everything ends: all units come back."""
@@ -129,7 +134,7 @@ class Story:
         for namespace in ("", "n"):
             self.wipe(namespace, None)
         self.visible.clear()
-        for _ in range(200):
+        for _ in range(90):
             self.world.wait(SECOND_NS)
             self.world.persist()
             self.go_on_erasing()
@@ -141,20 +146,20 @@ class Story:
 
 
 @pytest.mark.parametrize("erase", [True, False])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_between_two_steps_only_what_was_there_before_a_wipe_goes(
     seed: int, erase: bool
 ) -> None:
     story = Story(seed, erase=erase)
-    for _ in range(150):
+    for _ in range(100):
         story.step()
     story.end()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_checkpoint_in_the_middle_of_a_wipe_does_not_bring_anything_back(seed: int) -> None:
     story = Story(seed, erase=True)
-    for _ in range(100):
+    for _ in range(60):
         story.step()
     story.world.persist()
     story.world.engine.wipe("n", None, story.world.now_ns, erase=True)
