@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from xkv_gateway.core.counters import Counters
     from xkv_gateway.core.tenancy import (
         EvictionRules,
+        Held,
         NamespaceInfo,
         Page,
         ScopeInfo,
@@ -47,12 +48,6 @@ class TooManyTenants(AdministrationError):  # noqa: N818
     """The ledger of this card holds no more tenants and wipes. HTTP 507."""
 
     code: ClassVar[str] = "too_many_tenants"
-
-
-class NotKnownYet(AdministrationError):  # noqa: N818
-    """Damage took quotas away, and nobody has confirmed that those that are left are all. HTTP 409."""
-
-    code: ClassVar[str] = "tenants_unknown"
 
 
 class WipeStage(Enum):
@@ -165,8 +160,8 @@ class Administration(Protocol):
         """Registered tenants (a limit, a name or both) in the order of their registration; at most 1000 a page."""
         ...
 
-    def usage_of_unnamed(self) -> tuple[int, int]:
-        """Objects and charged bytes of all scopes without a name together: the `other` of the metrics."""
+    def usage_of_unnamed(self) -> Held:
+        """All scopes without a name together: the `other` of the metrics."""
         ...
 
     async def set_limit(self, scope: bytes, limit_bytes: int) -> TenantInfo:

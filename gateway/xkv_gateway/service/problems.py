@@ -11,7 +11,6 @@ from xkv_gateway.card.administration import (
     AdministrationError,
     BadTenant,
     NameTaken,
-    NotKnownYet,
     TooManyTenants,
 )
 from xkv_gateway.card.store import CardOffline, CardRecovering, JournalFull
@@ -73,7 +72,6 @@ CARD_ANSWERS: Final[dict[type[Exception], tuple[str, str]]] = {
 """All of them 503, to be tried again."""
 REFUSALS: Final[dict[type[AdministrationError], HTTPStatus]] = {
     NameTaken: HTTPStatus.CONFLICT,
-    NotKnownYet: HTTPStatus.CONFLICT,
     BadTenant: HTTPStatus.UNPROCESSABLE_ENTITY,
     TooManyTenants: HTTPStatus.INSUFFICIENT_STORAGE,
 }
