@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from xkv_gateway.card.format_errors import NoRoom
+from xkv_gateway.card.ledger_format import tenant_columns
 from xkv_gateway.card.table_file import FileIdentity, FileKind, TableWriter
 from xkv_gateway.card.tables import (
     EXTENTS,
     NAMESPACE_BYTES_MAX,
     NAMESPACES,
     OBJECTS,
+    QUOTAS,
     SCOPE_BYTES_MAX,
     SCOPES,
     pack_names,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from xkv_gateway.card.blocks import CardBlocks
+    from xkv_gateway.card.journal_format import ChainPoint
     from xkv_gateway.card.layout import Region
     from xkv_gateway.card.structure import Stamp
     from xkv_gateway.card.table_file import Piece
@@ -64,7 +67,7 @@ class Checkpointer:
         journal: that index's journal.
         clock: monotonic ns.
         newest: the largest sequence of any checkpoint, and the region of the newest valid one.
-        starts: journal position at which each region's valid checkpoint starts, None where it has none.
+        starts: where in the journal each region's valid checkpoint starts, None where it has none.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Checkpointer:
         journal: JournalWriter,
         clock: Callable[[], int],
         newest: tuple[int, int],
-        starts: tuple[int | None, int | None],
+        starts: tuple[ChainPoint | None, ChainPoint | None],
     ) -> None:
         self._blocks = blocks
         self._regions = regions
@@ -162,7 +165,7 @@ class Checkpointer:
         await self._put(region, closing)
         await self._blocks.flush()
         self._newest_in = place
-        self._starts[place] = start.position
+        self._starts[place] = start
         self.completed += 1
         self.last_objects, self.last_bytes = objects, written
         await self._release(forced=of_what_is_durable)
@@ -172,7 +175,17 @@ class Checkpointer:
         """Give up the journal before the older checkpoint. While there is only one, nothing could replace it but the journal."""
         starts = [each for each in self._starts if each is not None]
         enough = forced or len(starts) == len(self._starts)
-        await self._journal.release(min(starts) if enough else None)
+        await self._journal.release(min(start.position for start in starts) if enough else None)
+
+    @property
+    def settled_lsn(self) -> int:
+        """No record before this one is ever replayed: both checkpoints begin there, or later. 0: there are not two."""
+        starts = [each for each in self._starts if each is not None]
+        return min(start.next_lsn for start in starts) if len(starts) == len(self._starts) else 0
+
+    def want(self) -> None:
+        """Have a checkpoint written soon."""
+        self._wanted.set()
 
     async def _put(self, region: Region, piece: Piece) -> None:
         await self._blocks.write(region.offset_bytes + piece.offset_bytes, [piece.data], flush=False)
@@ -188,6 +201,8 @@ class Checkpointer:
             yield EXTENTS, extents
             first = last
         yield from _name_tables(image.names())
+        rows, known, known_lsn = image.tenants()
+        yield QUOTAS, tenant_columns(rows, known=known, known_lsn=known_lsn)
 
 
 def _name_tables(names: NamesImage) -> Iterator[tuple[Table, Columns]]:

@@ -14,20 +14,24 @@ from typing import TYPE_CHECKING
 from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.journal_format import ChainPoint, beginning
 from xkv_gateway.card.journal_scan import End, Gap, Need, ScannedBatch, Scanner
+from xkv_gateway.card.ledger import LedgerReading, read_ledgers
+from xkv_gateway.card.ledger_format import TenantTable
 from xkv_gateway.card.record_codec import decode_records
 from xkv_gateway.card.structure import BLOCK_BYTES, Stamp
 from xkv_gateway.card.table_file import FileKind
 from xkv_gateway.card.table_read import FileFacts, TableReader, by_age, decode_ends
-from xkv_gateway.card.tables import EXTENTS, NAMESPACES, OBJECTS, SCOPES, unpack_names
+from xkv_gateway.card.tables import EXTENTS, NAMESPACES, OBJECTS, QUOTAS, SCOPES, unpack_names
 from xkv_gateway.core.restore import Restored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from xkv_gateway.card.blocks import CardBlocks
     from xkv_gateway.card.layout import Region
+    from xkv_gateway.card.ledger_format import WipeRow
     from xkv_gateway.card.superblock import Superblock
     from xkv_gateway.card.table_read import Chunk
+    from xkv_gateway.card.tables import Columns
     from xkv_gateway.core.types import EngineLimits
 
 log = logging.getLogger(__name__)
@@ -46,7 +50,8 @@ class Recovery:
     """Region of the newest valid checkpoint (0: A, 1: B): the next one goes to the other."""
     sequence_max: int = 0
     """Of all checkpoints, valid or not."""
-    starts: list[int | None] = field(default_factory=lambda: [None, None])
+    starts: list[ChainPoint | None] = field(default_factory=lambda: [None, None])
+    """Where in the journal each valid checkpoint begins."""
     epoch_max: int = 0
     checkpoint_objects: int = 0
     journal_batches: int = 0
@@ -55,6 +60,11 @@ class Recovery:
     """One sentence for each thing that was damaged, for the operator."""
     must_reach_lsn: int = 0
     """The last record that a row of the checkpoint may show."""
+    ledger: LedgerReading = field(default_factory=LedgerReading)
+    lost_wipes: list[WipeRow] = field(default_factory=list)
+    """Wipes that the ledger knows, and the journal cannot be trusted to have told."""
+    tenants_in_doubt: bool = False
+    """Tenants may be missing: neither a ledger nor the index is whole."""
     objects: int = 0
     duration_ns: int = 0
 
@@ -62,6 +72,31 @@ class Recovery:
         """Note that records are lost."""
         self.restored.note_damage()
         self.damage.append(f"journal: records {first_lsn} to {last_lsn} are lost: {reason}")
+        self._wipe(wipe for lsn, wipe in self.ledger.wipes.items() if first_lsn <= lsn <= last_lsn)
+
+    def finish(self, reached_lsn: int) -> None:
+        """Tell where the journal ends: what only the ledger knows comes on top of it."""
+        self.restored.end(reached_lsn)
+        self._wipe(wipe for lsn, wipe in self.ledger.wipes.items() if lsn > reached_lsn)
+        tenants = self.ledger.tenants
+        for row in tenants.rows.values():
+            self.restored.add_tenant(row)
+        if tenants.known_lsn:
+            self.restored.note_tenants_known(tenants.known_lsn, known=tenants.known)
+        self.tenants_in_doubt = self.restored.damaged and not self.ledger.certain
+
+    @property
+    def rows_beyond(self) -> bool:
+        """Whether the journal may lack what the ledger says of tenants."""
+        lsns = [row.lsn for row in self.ledger.tenants.rows.values()]
+        newest = max([*lsns, self.ledger.tenants.known_lsn], default=0)
+        return bool(lsns) and (self.restored.damaged or newest > self.restored.last_lsn)
+
+    def _wipe(self, wipes: Iterable[WipeRow]) -> None:
+        for wipe in wipes:
+            if wipe not in self.lost_wipes:
+                self.lost_wipes.append(wipe)
+                self.restored.wipe(wipe.namespace, wipe.scope)
 
 
 class Recoverer:
@@ -75,6 +110,7 @@ class Recoverer:
         self._layout = superblock.layout
         self._limits = limits
         self._clock = clock
+        self._ledger = LedgerReading()
 
     async def run(self, *, search: bool) -> Recovery:
         """Read everything.
@@ -86,12 +122,15 @@ class Recoverer:
             DeviceError: the card could not be read; nothing is known then.
         """
         began_ns = self._clock()
+        self._ledger = await read_ledgers(self._blocks, self._layout, self._superblock.stamp.card_uuid)
         files, damage = await self._files()
         known = [facts.identity for facts in files if facts is not None]
         epoch = max((identity.stamp.epoch for identity in known), default=0)
+        epoch = max(epoch, self._ledger.epoch_max)
         sequence = max((identity.sequence for identity in known), default=0)
         recovery = await self._newest_whole(files, damage)
-        recovery.damage = damage
+        recovery.damage = [*self._ledger.damage, *damage]
+        recovery.ledger = self._ledger
         recovery.epoch_max, recovery.sequence_max = max(self._superblock.stamp.epoch, epoch), sequence
         self._note_files(recovery, files)
         await self._replay(recovery, search=search)
@@ -183,10 +222,10 @@ class Recoverer:
         for place in ages:
             facts = files[place]
             assert facts is not None
-            recovery.starts[place] = facts.identity.start.position
+            recovery.starts[place] = facts.identity.start
         if ages:
             recovery.newest_in = ages[0]
-        known = [start for start in recovery.starts if start is not None]
+        known = [start.position for start in recovery.starts if start is not None]
         recovery.needed_from = min([recovery.needed_from, *known])
 
     # --- journal --------------------------------------------------------------------------------------------
@@ -208,7 +247,7 @@ class Recoverer:
             recovery.lose(
                 reached_lsn + 1, recovery.must_reach_lsn, "the journal ends before the checkpoint does"
             )
-        recovery.restored.end(reached_lsn)
+        recovery.finish(reached_lsn)
 
     def _apply(self, recovery: Recovery, batch: ScannedBatch) -> None:
         header = batch.header
@@ -230,6 +269,8 @@ def _add(restored: Restored, chunk: Chunk) -> None:
         restored.add_objects(columns)
     elif chunk.table is EXTENTS:
         restored.add_extents(columns)
+    elif chunk.table is QUOTAS:
+        _add_tenants(restored, columns)
     elif chunk.table in {NAMESPACES, SCOPES}:
         names = unpack_names(columns["name"], columns["name_bytes"])
         named = dict(zip(columns["ident"].tolist(), names, strict=True))
@@ -237,6 +278,17 @@ def _add(restored: Restored, chunk: Chunk) -> None:
             restored.add_names({}, named)
         else:
             restored.add_names(_decoded(named), {})
+
+
+def _add_tenants(restored: Restored, columns: Columns) -> None:
+    table = TenantTable()
+    table.add(columns)
+    for row in table.rows.values():
+        restored.add_tenant(row)
+    if table.known_lsn:
+        restored.note_tenants_known(table.known_lsn, known=table.known)
+    if table.refused:
+        restored.note_damage()
 
 
 def _decoded(names: dict[int, bytes]) -> dict[int, str]:

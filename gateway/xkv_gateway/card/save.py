@@ -41,6 +41,8 @@ class Save:
         self._payloads = payloads
         self._deadline_ns = deadline_ns
         self._results: list[StoreStatus | None] = [None] * len(payloads)
+        self._written: list[WritePlan] = []
+        """What of this batch has been stored: the rest of it must not evict that."""
         self._outcome = self._admit(request)
         store.save_begins()
 
@@ -105,6 +107,7 @@ class Save:
             self._request.scope,
             [self._request.keys[index] for index in left],
             [self._request.sizes_bytes[index] for index in left],
+            self._written,
         )
         self._outcome = self._admit(request)
 
@@ -124,6 +127,7 @@ class Save:
                 [plans[index] for index in written], [sums[index] for index in written], self._store.clock()
             )
             unsettled.clear()
+            self._written += [plans[index] for index in written]
         finally:
             if unsettled:
                 now_ns = self._store.clock()

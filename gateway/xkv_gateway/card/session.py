@@ -24,6 +24,7 @@ from xkv_gateway.card.checkpointer import Checkpointer
 from xkv_gateway.card.fence import CardLost, Fence
 from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.journal_scan import End, Need, Scanner
+from xkv_gateway.card.keeping import Keeper
 from xkv_gateway.card.recovery import Recoverer
 from xkv_gateway.card.structure import BLOCK_BYTES, RUN_ID_BYTES
 from xkv_gateway.card.superblock import Chosen
@@ -92,6 +93,8 @@ class CardSession:
         self.settled_at_ns = settled_at_ns
         self.journal: JournalWriter | None = None
         self.checkpointer: Checkpointer | None = None
+        self.keeper: Keeper | None = None
+        """Of tenants and wipes; None before the card is ours."""
         self._device = device
         self._blocks = blocks
         self._first_copy = first_copy
@@ -188,10 +191,22 @@ class CardSession:
         self._fence = self._new_fence(copy=0, beating=True)
         await self._fence.verify()
         self.phase = Phase.OWNED
+        self.keeper = Keeper(
+            self._device,
+            self._blocks,
+            self.superblock,
+            self.recovery,
+            store,
+            journal,
+            checkpointer,
+            self._options.clock,
+        )
         store.start_journal(journal)
         self._owned.set()
         log.info("the card is ours: epoch %d", self.superblock.stamp.epoch)
-        await self._until(journal.run(), self._fence.run(), checkpointer.run(), self._relieve(store))
+        await self._until(
+            journal.run(), self._fence.run(), checkpointer.run(), self._relieve(store), self.keeper.run()
+        )
 
     @staticmethod
     async def _until(*works: object) -> None:
@@ -324,6 +339,8 @@ class CardSession:
         if self.phase is not Phase.OWNED or self.journal is None or self.checkpointer is None:
             self.phase = Phase.CLOSED
             return False
+        if self.keeper is not None:
+            await self.keeper.wiper.rest()
         await self.journal.reached(self.engine.last_lsn)
         await self._fence.verify()
         await self.checkpointer.write()

@@ -42,6 +42,8 @@ class Turns:
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
+        self.on_wipe: Callable[[], None] = _nobody
+        """Called at the end of each turn while a wipe is under way."""
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -104,6 +106,8 @@ class Turns:
         if records:
             assert self._journal is not None
             self._journal.submit(records, self.engine.last_lsn, self._durable_up_to)
+        if self.engine.wiping.active:
+            self.on_wipe()
         self.arm_timer()
 
     def _durable_up_to(self, lsn: Lsn) -> None:
@@ -170,3 +174,7 @@ class Turns:
 def _conclude(future: asyncio.Future[bool], result: bool) -> None:
     if not future.done():
         future.set_result(result)
+
+
+def _nobody() -> None:
+    """Take no notice."""

@@ -27,7 +27,8 @@ class Inspection:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._au_bytes = state.limits.au_bytes
+        self.au_bytes = state.limits.au_bytes
+        self.rules = state.limits.eviction
 
     def tenant(self, scope: bytes) -> TenantInfo:
         """One tenant, also if it is neither registered nor holds anything."""
@@ -93,7 +94,7 @@ class Inspection:
         )
 
     def _held(self, objects: int, charged_au: int) -> Held:
-        return Held(objects, charged_au * self._au_bytes)
+        return Held(objects, charged_au * self.au_bytes)
 
 
 def _page(

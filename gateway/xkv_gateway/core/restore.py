@@ -247,6 +247,11 @@ class Restored:
         repeated[live] = count[of_row.reshape(-1)] > 1
         return Listing(slots, live, self._have_names(slots), repeated)
 
+    @property
+    def damaged(self) -> bool:
+        """Whether records or rows are missing."""
+        return self._damaged
+
     def note_damage(self) -> None:
         """Tell that records are missing: what is left may contradict itself, and is looked through."""
         self._damaged = True

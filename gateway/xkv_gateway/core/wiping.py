@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from .arrays import NO_SLOTS
 from .lifecycle import ABSENT, COMMITTING, LIVE, RESERVED
 from .records import DeleteCause, WipeRecord
 from .state import rows
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .names import Home
     from .removal import Removal
     from .state import EngineState
+    from .types import Lsn
 
 SCAN_SLOTS: Final = 1 << 16
 """Slots looked at in one call: a millisecond or so where nothing of them is wiped."""
@@ -51,6 +53,8 @@ class Wiping:
         self._passes: deque[list[int]] = deque()
         """[next slot, last slot, the wipe that it completes]."""
         self._ready: deque[Slots] = deque()
+        self.active = False
+        """Whether anybody may have to go on with a wipe; whoever has seen that it is not so says so."""
         removal.on_ready = self._on_ready
         removal.mark = self._mark
 
@@ -61,14 +65,15 @@ class Wiping:
         state = self._state
         ident = state.log.next_lsn()
         counts = WipeCounts(ident, namespace, scope, erase)
-        if not state.names.condemn(namespace, scope, ident):
-            counts.scanned = True
-            return WipeOutcome(counts, state.log.unless_durable(self._removal.last_tombstone_lsn))
         state.log.add(WipeRecord(ident, namespace, scope))
         self._remember(counts)
-        self._passes.append([0, state.slots.fresh, ident])
-        state.wiping = True
-        self.step()
+        self.active = True
+        if state.names.condemn(namespace, scope, ident):
+            self._passes.append([0, state.slots.fresh, ident])
+            state.wiping = True
+            self.step()
+        else:
+            counts.scanned = True
         return WipeOutcome(counts, state.log.unless_durable(state.log.last_lsn))
 
     def step(self) -> None:
@@ -105,29 +110,40 @@ class Wiping:
         """These (in the index, condemned) are in the way of new ones of the same identity: doom them now."""
         self._take_away(slots)
 
+    def record_again(self, namespace: str, scope: bytes | None) -> Lsn:
+        """Record a wipe that recovery has carried out and the journal lacks, before anything is put."""
+        return self._state.log.add(WipeRecord(self._state.log.next_lsn(), namespace, scope))
+
     def restore(self, slots: Slots) -> None:
         """Begin with doomed objects (in homes condemned by RESUMED) that an earlier run wiped and did not erase."""
         if len(slots):
             self._state.slots.tombstoned[slots] = True
+            self.active = True
             self._remember(WipeCounts(RESUMED, "", None, erase=True, scanned=True))
             self._mark(slots)
 
     # --- the eraser's side ----------------------------------------------------------------------------------
 
-    def take_erasable(self, objects_max: int) -> list[ErasePlan]:
-        """Objects whose units are to be erased; each is handed out once, and ended by `erased` or `not_erased`."""
+    def take_erasable(self, objects_max: int, units_max: int) -> list[ErasePlan]:
+        """Objects whose units are to be erased; each is handed out once, and ended by `erased` or `not_erased`.
+
+        At most `objects_max`, and no more of them than `units_max` units take, but one in any case.
+        """
         parts: list[Slots] = []
-        missing = objects_max
+        missing, state = objects_max, self._state
         while self._ready and missing:
             part = self._ready.popleft()
-            if len(part) > missing:
-                self._ready.appendleft(part[missing:])
-                part = part[:missing]
-            parts.append(part)
-            missing -= len(part)
-        if not parts:
+            fit = int(np.searchsorted(np.cumsum(state.slots.units(part)), units_max, "right"))
+            count = min(missing, max(fit, 0 if parts else 1))
+            if count < len(part):
+                self._ready.appendleft(part[count:])
+                missing = count
+            parts.append(part[:count])
+            units_max -= int(state.slots.units(part[:count]).sum())
+            missing -= count
+        slots = np.concatenate(parts) if parts else NO_SLOTS
+        if not len(slots):
             return []
-        slots, state = np.concatenate(parts), self._state
         idents = [state.names.home(ident).wiped_by for ident in state.slots.home[slots].tolist()]
         generations = state.slots.generation[slots].tolist()
         return list(rows(ErasePlan, slots.tolist(), generations, idents, state.extents_of(slots)))
