@@ -33,7 +33,7 @@ async def test_status_metrics_and_the_command_tell_the_same_story_and_no_key(hom
         assert json.loads(command.out)["usage"] == usage
         people = await run(home, "status", "--admin", gateway.admin)
         metrics = (await gateway.get("/metrics")).text
-        assert 'xkv_gateway_requests_total{op="store"} 1.0' in metrics
+        assert 'xkv_requests_total{op="store"} 1.0' in metrics
         card = await gateway.get("/v1/card")
         assert card.json()["state"] == "online"
         assert (await gateway.get("/v1/nothing")).json()["error"]["code"] == "not_found"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.service.fake_card import FakeCard, fake_sources
 from tests.service.fake_status import STATUS, FakeSource
+from xkv_gateway.core.counters import Counters
 from xkv_gateway.core.tenancy import Held
 from xkv_gateway.service import meter as metering
 from xkv_gateway.service.metrics import metrics_page
+from xkv_nvmeof.blockdev import DeviceCounters
 from xkv_rpc import messages as m
+from xkv_rpc.server import ServerCounters
 
 if TYPE_CHECKING:
     from xkv_gateway.service.metrics import AdminSources
@@ -52,6 +55,15 @@ def values(page: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 def one(found: dict[Any, float], name: str, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
+
+
+async def complete_sources() -> AdminSources:
+    """The counters of the real parts, and a tenant."""
+    transport = {name: value for name, value in asdict(ServerCounters()).items() if isinstance(value, int)}
+    status = replace(STATUS, cache=asdict(Counters()), device=asdict(DeviceCounters()), transport=transport)
+    card = FakeCard()
+    await card.set_tenant("acme", b"\x01", 1000)
+    return fake_sources(FakeSource(status), card)
 
 
 async def test_the_number_of_series_does_not_grow_with_the_traffic() -> None:
@@ -226,12 +238,12 @@ async def test_every_metric_that_the_documents_name_exists(document: str) -> Non
     # Names stand in expressions; what only looks like one (a uid, a title) does not begin so.
     named = set(re.findall(r"\bxkv_[a-z0-9_]+", text))
     assert len(named) >= 10
-    found = {name for name, _ in values(await metrics_page(fake_sources()))}
+    found = {name for name, _ in values(await metrics_page(await complete_sources()))}
     assert named <= found, sorted(named - found)
 
 
 async def test_every_metric_that_the_readme_names_exists() -> None:
-    found = {name for name, _ in values(await metrics_page(fake_sources()))}
+    found = {name for name, _ in values(await metrics_page(await complete_sources()))}
     named = set(re.findall(r"`(xkv_[a-z0-9_]+)[`{]", (ROOT / "README.md").read_text()))
     bases = {re.sub(r"_(bucket|sum|count)$", "", name) for name in found}
     assert named <= found | bases, sorted(named - found)

@@ -78,6 +78,7 @@ class Meter:
 
     def __init__(self, name_of: Callable[[bytes], str | None] = lambda _: None) -> None:
         self._name_of = name_of
+        self._names: dict[bytes, str | None] = {}
         self._namespaces = _Labels(NAMESPACES_MAX, m.NAMESPACE_BYTES_MAX)
         self._models = _Labels(MODELS_MAX, MODEL_BYTES_MAX)
         self._peers: dict[PeerId, tuple[str, int]] = {}
@@ -142,6 +143,14 @@ class Meter:
         """Labels are found anew: a client said hello, or tenants got or lost names."""
         self._known.clear()
         self._known_each.clear()
+        self._names.clear()
+
+    def _name(self, scope: bytes) -> str | None:
+        if scope not in self._names:
+            if len(self._names) >= KNOWN_MAX:
+                self._names.clear()
+            self._names[scope] = self._name_of(scope)
+        return self._names[scope]
 
     def _meet(
         self, peer: PeerId, request: m.Lookup, known: dict[tuple[PeerId, str, bytes], LookupCell]
@@ -149,7 +158,7 @@ class Meter:
         model, tokens = self._peers.get(peer, (OTHER, 0))
         if request.mode is not m.LookupMode.PREFIX:
             tokens = 0
-        labels = (self._namespaces.of(request.ns or DEFAULT), self._name_of(request.scope) or OTHER, model)
+        labels = (self._namespaces.of(request.ns or DEFAULT), self._name(request.scope) or OTHER, model)
         if labels not in self.lookups and len(self.lookups) >= LABEL_SETS_MAX:
             labels = (OTHER, OTHER, OTHER)
         cells = self.lookups.setdefault(labels, {})
@@ -162,7 +171,7 @@ class Meter:
         return cell
 
     def _reuse_label(self, scope: bytes) -> str:
-        name = self._name_of(scope)
+        name = self._name(scope)
         if name is None or (name not in self.reuse.tenants and len(self.reuse.tenants) >= REUSE_TENANTS_MAX):
             return OTHER
         return name
