@@ -25,6 +25,7 @@ PARTS: Final = {
     "engine_scale": "bench.engine_scale",
     "turns": "bench.turns",
     "card_format": "bench.card_format",
+    "frontend": "bench.frontend",
     "recovery": "bench.recovery",
 }
 

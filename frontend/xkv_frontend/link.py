@@ -20,6 +20,7 @@ CONNECT_S: Final = 5.0
 UNREAD_BYTES_MAX: Final = 256 << 10
 """Beyond this nothing is read from the socket until it has been passed on."""
 HEAD_BYTES_MAX: Final = 64 << 10
+JOIN_BYTES_MAX: Final = 64 << 10
 
 
 class Fault(Enum):
@@ -108,12 +109,17 @@ class Link(asyncio.Protocol):
         self._timer = self._loop.call_later(self._silence_s, self._look)
         head = self._http.send(h11.Request(method=method, target=target, headers=headers))
         assert head is not None
-        self._transport.write(head)
         if body:
-            sent = self._http.send(h11.Data(data=body.pop()))
-            assert sent is not None
-            self._transport.write(sent)
-            del sent
+            data = self._http.send(h11.Data(data=body.pop()))
+            assert data is not None
+            if len(data) <= JOIN_BYTES_MAX:
+                head += data  # one packet to send instead of two
+            else:
+                self._transport.write(head)
+                head = data
+            del data
+        self._transport.write(head)
+        del head
         self._http.send(h11.EndOfMessage())
         while True:
             event = await self._event()

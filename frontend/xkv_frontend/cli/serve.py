@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import ipaddress
 import logging
 import os
@@ -107,6 +108,9 @@ def serve(**given: Any) -> ExitCode:
     listeners = _listen(given)
     _warn_of_open_address(given["bind_address"])
     service = Service(front, parts.metrics, listeners, given["max_connections"], given["drain_seconds"])
+    # What has been loaded stays: the collector need not look at it again and again while requests wait.
+    gc.collect()
+    gc.freeze()
     return uvloop.run(service.run(lambda: _announce(listeners, given["upstream"])))
 
 

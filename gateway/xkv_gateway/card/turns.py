@@ -171,10 +171,10 @@ class Turns:
             self._timer = None
 
 
+def _nobody() -> None:
+    """Take no notice."""
+
+
 def _conclude(future: asyncio.Future[bool], result: bool) -> None:
     if not future.done():
         future.set_result(result)
-
-
-def _nobody() -> None:
-    """Take no notice."""

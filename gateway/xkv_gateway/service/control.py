@@ -323,7 +323,7 @@ class ControlService:
     ) -> None:
         """Whatever happened, the request is answered once and its resources go back."""
         del self._tasks[task]
-        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+        if task.cancelled() and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
             work.close()
             if job is not None:
                 job.give_up()
