@@ -16,9 +16,9 @@ MARKER = b"geheim-key-of-a-prompt"
 async def test_status_metrics_and_the_command_tell_the_same_story_and_no_key(home: Path) -> None:
     async with serving(home / "state", XKV_LOG__LEVEL="debug") as gateway:
         client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
-        await client.store("ns-" + MARKER.decode(), MARKER, [MARKER], [MARKER * 10])
-        assert (await client.lookup("ns-" + MARKER.decode(), MARKER, [MARKER, b"other"])).hits == 1
-        await client.load("ns-" + MARKER.decode(), MARKER, [MARKER])
+        await client.store("ns", MARKER, [MARKER], [MARKER * 10])
+        assert (await client.lookup("ns", MARKER, [MARKER, b"other"])).hits == 1
+        await client.load("ns", MARKER, [MARKER])
         await client.aclose()
         status = await gateway.status()
         assert status["usage"]["objects"] == 1

@@ -21,6 +21,7 @@ CARD_STATES: Final = ("online", "offline", "recovering")
 USAGE_KINDS: Final = ("free", "reserved", "live", "doomed", "quarantined")
 EVICTION_CAUSES: Final = ("watermark", "demand", "quota")
 REJECTION_CAUSES: Final = ("over_quota", "no_space", "too_large", "in_progress")
+QUEUES: Final = ("requests", "loads", "stores")
 LEASE_EVENTS: Final = ("granted", "renewed", "released", "expired", "refused")
 
 
@@ -33,6 +34,8 @@ def status_families(status: Status) -> Iterator[Metric]:
     yield from _room(status)
     yield from _journal(status)
     yield from _cache(status.cache)
+    queues = dict.fromkeys(QUEUES, 0) | status.queues
+    yield _states("in_flight", "What is under way", "kind", queues.items())
     requests = dict.fromkeys(OPS, 0) | status.requests
     yield _by_label("requests", "Requests that were carried out", "op", requests)
     errors = dict.fromkeys((code.value for code in ErrorCode), 0) | status.errors
