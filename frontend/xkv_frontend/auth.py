@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from xkv_frontend.core.heads import bearer, single
-from xkv_frontend.core.keys import FILE_BYTES_MAX, Keys, KeysFileError, parse_keys
+from xkv_frontend.core.keys import FILE_BYTES_MAX, KEYS_MAX, Keys, KeysFileError, parse_keys
 from xkv_frontend.core.names import NameRefusedError, TenantName, tenant_name, user_name
 from xkv_frontend.core.policy import Identity
 from xkv_frontend.core.refusal import Code, Refusal
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOOK_TIMEOUT_S: Final = 5.0
+GONE_MAX: Final = 2 * KEYS_MAX
 RELOAD_NS: Final = 1_000_000_000
 _CHALLENGE: Final = ((b"www-authenticate", b"Bearer"),)
 
@@ -79,6 +80,7 @@ class KeysFileAuthenticator:
         """
         self._path = path
         self._clock = clock
+        self._gone: frozenset[str] = frozenset()
         self._stamp = self._stat()
         self._take(self._read())
         self._looked_ns = clock()
@@ -121,7 +123,10 @@ class KeysFileAuthenticator:
         self._table = keys.table()
         self._tenants = keys.tenants()
         revoked = {record.id for record in keys.records.values() if not record.active}
-        self._gone = frozenset(revoked | (before.keys() - keys.records.keys()))
+        active = {record.id for record in self._table.values()}
+        # Kept until they are seen again: a removal must not be forgotten because another change follows at once.
+        gone = (self._gone - active) | revoked | (before.keys() - keys.records.keys())
+        self._gone = frozenset(list(gone)[:GONE_MAX])
 
     def _read(self) -> Keys:
         try:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope
 
     from xkv_frontend.core.heads import Head
+    from xkv_frontend.core.limits import BodyBudget
     from xkv_frontend.core.policy import Identity
     from xkv_frontend.core.routes import Route
 
@@ -70,16 +71,19 @@ class Exchange:
         return self.status != 0
 
 
-async def read_body(receive: Receive, exchange: Exchange, bytes_max: int) -> bytes:
+async def read_body(receive: Receive, exchange: Exchange, bytes_max: int, budget: BodyBudget) -> bytes:
     """Return the whole body.
 
     Raises:
-        Refusal: `too_large`, judged by the announced length before anything is read; `body_timeout`.
+        Refusal: `too_large`, judged by the announced length before anything is read; `busy`; `body_timeout`.
         ClientGoneError: It ends early.
     """
     assert exchange.head is not None
-    if exchange.head.length is not None and exchange.head.length > bytes_max:
-        raise Refusal(Code.TOO_LARGE, f"the body may have at most {bytes_max} bytes")
+    announced = exchange.head.length or 0
+    if announced > bytes_max:
+        raise too_large(bytes_max)
+    budget.take(announced)
+    taken = announced
     pieces: list[bytes] = []
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -90,13 +94,23 @@ async def read_body(receive: Receive, exchange: Exchange, bytes_max: int) -> byt
                 piece = message.get("body", b"")
                 exchange.received_bytes += len(piece)
                 if exchange.received_bytes > bytes_max:
-                    raise Refusal(Code.TOO_LARGE, f"the body may have at most {bytes_max} bytes")
+                    raise too_large(bytes_max)
+                if exchange.received_bytes > taken:
+                    budget.take(exchange.received_bytes - taken)
+                    taken = exchange.received_bytes
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     exchange.body_read = True
                     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
     except TimeoutError:
         raise Refusal(Code.BODY_TIMEOUT, "the body took too long") from None
+    finally:
+        budget.give_back(taken)
+
+
+def too_large(bytes_max: int) -> Refusal:
+    """Return the refusal of a body over the limit."""
+    return Refusal(Code.TOO_LARGE, f"the body may have at most {bytes_max} bytes")
 
 
 async def linger(receive: Receive) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from xkv_frontend.auth import Authenticator, Caller
 from xkv_frontend.core.heads import check_json_type, read_head
 from xkv_frontend.core.jsonstrict import parse_object, write_object
-from xkv_frontend.core.limits import Limiter
+from xkv_frontend.core.limits import BodyBudget, Limiter
 from xkv_frontend.core.refusal import Code, Refusal
 from xkv_frontend.core.rewrite import rewrite
 from xkv_frontend.core.routes import Route, Version, check_version, find_route
@@ -79,6 +79,7 @@ class Front:
         self._parts = parts
         self._forwarder = forwarder
         self._limiter = Limiter(IN_FLIGHT_MAX)
+        self._budget = BodyBudget()
         self._routes_off = parts.policy.routes_off
         self._running: dict[str, set[Lifeline]] = {}
         self._id_prefix = parts.entropy(6).hex()
@@ -131,7 +132,11 @@ class Front:
         try:
             if route.has_body:
                 check_json_type(exchange.head)
-                self._admit(route, exchange, await read_body(receive, exchange, parts.policy.body_bytes_max))
+                self._admit(
+                    route,
+                    exchange,
+                    await read_body(receive, exchange, parts.policy.body_bytes_max, self._budget),
+                )
             elif exchange.head.has_body:
                 raise Refusal(Code.BAD_FRAMING, "this route takes no body")
             await self._forward(scope, exchange, receive, send)

@@ -18,6 +18,10 @@ FIELDS_WALKED_MAX: Final = 17
 """One more than a header may have, so that the walk stays short whatever a map's length field claims."""
 FIELD_NAME_CHARACTERS_MAX: Final = 64
 """Longer names are cut before they are sent back."""
+_INTEGERS: Final = frozenset(
+    bytes([lead]) for lead in (*range(0x80), *range(0xCC, 0xD4), *range(0xE0, 0x100))
+)
+"""First bytes of integers in msgpack."""
 _ARRAYS: Final = frozenset({"keys", "sizes", "offsets", "lengths"})
 
 
@@ -115,7 +119,11 @@ class _Walk:
                 if type(name) is not str or name not in found:
                     unpacker.skip()
                     continue
-                value = unpacker.unpack()
+                value = None
+                if self._header[unpacker.tell() : unpacker.tell() + 1] in _INTEGERS:
+                    value = unpacker.unpack()
+                else:
+                    unpacker.skip()
                 found[name] = None if name in seen else value
                 seen.add(name)
         return found

@@ -117,8 +117,10 @@ class Visit:
 class Doorkeeper:
     """Judges handshakes, and knows what each key may touch now.
 
+    `judge` is for one thread at a time, `replace` and `grant_of` for one other: between them goes one reference.
+
     Args:
-        on_visit: told of each judgement.
+        on_visit: told of each judgement, in the thread that judges.
     """
 
     def __init__(self, on_visit: Callable[[Visit], None] | None = None) -> None:

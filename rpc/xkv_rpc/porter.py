@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import zmq
@@ -11,6 +12,8 @@ from zmq.utils import z85
 from xkv_rpc.doors import KEY_CHARACTERS, KeyPair, Knock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xkv_rpc.doors import Visit
 
 ZmqSocket: TypeAlias = "zmq.Socket[bytes]"
@@ -18,10 +21,6 @@ ZmqContext: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 ZAP_FRAMES_MIN: Final = 6
-
-_POLLIN: Final = int(zmq.POLLIN)
-_DONTWAIT: Final = int(zmq.DONTWAIT)
-_EVENTS: Final = int(zmq.EVENTS)
 
 
 def new_key_pair() -> KeyPair:
@@ -47,25 +46,35 @@ def is_key(text: str) -> bool:
 
 
 class Porter:
-    """Is asked by the transport about each handshake, inside the context of a router.
+    """Is asked by the transport about each handshake, inside the context of a router, and answers in a thread of its own.
 
-    It exists before anything is bound, and a handshake waits for its answer, so nobody slips in before it is watched.
+    So a busy loop keeps nobody waiting at the door. The socket exists before anything is bound, and a handshake waits for its
+    answer, so nobody slips in before the thread runs; if that ended, nobody would be let in any more.
     """
 
     def __init__(self, context: ZmqContext) -> None:
         self._raw = raw = context.socket(zmq.REP)
+        self._thread: threading.Thread | None = None
         raw.set(zmq.LINGER, 0)
         raw.bind(ZAP_ENDPOINT)
 
-    def fileno(self) -> int:
-        """Give the descriptor to watch for reading (edge-triggered)."""
-        return int(self._raw.get(zmq.FD))
+    def start(self, judge: Callable[[Knock], Visit]) -> None:
+        """Answer from now on, until the context ends. Raises RuntimeError where there can be no thread."""
+        self._thread = threading.Thread(target=self._run, args=(judge,), name="porter", daemon=True)
+        self._thread.start()
 
-    def receive(self) -> tuple[bytes, Knock] | None:
-        """Take one question and its number, or None where none waits. Each is answered before the next is taken."""
-        if not int(self._raw.get(_EVENTS)) & _POLLIN:
-            return None
-        frames = self._raw.recv_multipart(_DONTWAIT)
+    def _run(self, judge: Callable[[Knock], Visit]) -> None:
+        try:
+            while True:
+                number, knock = self._question()
+                self._answer(number, judge(knock))
+        except zmq.ContextTerminated:
+            pass
+        finally:
+            self._raw.close(0)
+
+    def _question(self) -> tuple[bytes, Knock]:
+        frames = self._raw.recv_multipart()
         assert len(frames) >= ZAP_FRAMES_MIN, "the transport's own question"
         _version, number, domain, address, _routing_id, mechanism, *credentials = frames
         key = credentials[0] if mechanism == b"CURVE" and credentials else b""
@@ -77,12 +86,11 @@ class Porter:
         )
         return number, knock
 
-    def answer(self, number: bytes, visit: Visit) -> None:
-        """Answer the question that was taken."""
+    def _answer(self, number: bytes, visit: Visit) -> None:
         status, text = (b"200", b"OK") if visit.admitted else (b"400", b"refused")
-        user = visit.user.encode()
-        self._raw.send_multipart((b"1.0", number, status, text, user, b""), _DONTWAIT)
+        self._raw.send_multipart((b"1.0", number, status, text, visit.user.encode(), b""))
 
     def close(self) -> None:
-        """Close: from now on nobody is let in."""
-        self._raw.close(0)
+        """Close, where the thread does not: that ends with the context."""
+        if self._thread is None:
+            self._raw.close(0)

@@ -41,8 +41,6 @@ _log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN: Final = 64
 """Messages taken in one turn of the loop before everything else gets its turn."""
-KNOCKS_PER_TURN: Final = 16
-"""Handshakes judged in one turn."""
 
 
 @dataclass(slots=True)
@@ -101,8 +99,6 @@ class Server:
             guarded=doorkeeper is not None,
         )
         self._doorkeeper = doorkeeper
-        self._judging = False
-        """Whether a look at the porter is due."""
         self._has_keys = False
         self._outbox = Outbox(
             self._router, self._ledger, self._loop, after_send=self._look_again, on_empty=self._note_idle
@@ -128,17 +124,16 @@ class Server:
         assert not self._closed
         doors = [self._door(endpoint) if isinstance(endpoint, str) else endpoint for endpoint in endpoints]
         self._has_keys = any(door.admits is Admits.KEYS for door in doors)
-        if self._router.porter is not None:
-            # Who judges is at the door before there is one.
-            self._loop.add_reader(self._router.porter.fileno(), self._judge)
         try:
+            if self._router.porter is not None and self._doorkeeper is not None:
+                # Who judges is at the door before there is one.
+                self._router.porter.start(self._doorkeeper.judge)
             bound = [self._router.bind(door) for door in doors]
         except BaseException:
             await self.aclose(linger_ms=0)
             raise
         self._loop.add_reader(self._fd, self._drain)
         self._look_again()
-        self._judge()
         return bound
 
     def _door(self, endpoint: str) -> Door:
@@ -181,31 +176,11 @@ class Server:
                 await self._idle.wait()
         self._closed = True
         self._loop.remove_reader(self._fd)
-        if self._router.porter is not None:
-            self._loop.remove_reader(self._router.porter.fileno())
         self._outbox.close()
         self._router.close(linger_ms)
         # Ending the context blocks while peers take the rest.
         await self._loop.run_in_executor(None, self._router.terminate)
         self._closed_event.set()
-
-    # --- handshakes
-
-    def _judge(self) -> None:
-        """Answer the porter's questions; what is left for the next turn keeps its peer waiting, not the others."""
-        self._judging = False
-        porter, doorkeeper = self._router.porter, self._doorkeeper
-        if self._closed or porter is None or doorkeeper is None:
-            return
-        for _ in range(KNOCKS_PER_TURN):
-            question = porter.receive()
-            if question is None:
-                return
-            number, knock = question
-            porter.answer(number, doorkeeper.judge(knock))
-        if not self._judging:
-            self._judging = True
-            self._loop.call_soon(self._judge)
 
     def _grant(self, user: str) -> Grant | None:
         if self._doorkeeper is None or not self._has_keys:

@@ -147,7 +147,7 @@ def _send_payloads(raw: ZmqSocket, payloads: Sequence[Buffer]) -> Tracker | None
 class Router:
     """The server's ROUTER socket. Not for several threads; no call blocks.
 
-    With `guarded` it asks the `porter` about each handshake; then `receive` must not be relied on before that answers.
+    With `guarded` it asks the `porter` about each handshake.
     """
 
     def __init__(self, *, payload_bytes_max: int, payloads_max: int, guarded: bool = False) -> None:

@@ -15,7 +15,7 @@ from xkv_gateway.core.allocator import CHUNK_AU, EXTENTS_MAX, Allocator
 from xkv_gateway.core.digest import Digester, derive_key
 from xkv_gateway.core.errors import IllegalTransition
 from xkv_gateway.core.index import Index
-from xkv_gateway.core.lifecycle import TRANSITIONS, Event, State, next_states
+from xkv_gateway.core.lifecycle import TRANSITIONS, Event, State, next_state, next_states
 from xkv_gateway.core.recency import CHUNK_MAX, SWEEP_SLACK, Recency, UseLog
 
 from .helpers import SECRET, World, keys
@@ -28,9 +28,12 @@ def test_the_lifecycle_allows_exactly_the_pairs_of_its_table() -> None:
         before = np.array([state], np.uint8)
         if (state, event) in TRANSITIONS:
             assert next_states(before, event).tolist() == [TRANSITIONS[state, event]]
+            assert next_state(int(state), event) == TRANSITIONS[state, event]
         else:
             with pytest.raises(IllegalTransition, match=f"{state.name} and {event.name}"):
                 next_states(before, event)
+            with pytest.raises(IllegalTransition, match=f"{state.name} and {event.name}"):
+                next_state(int(state), event)
 
 
 # --- digests ----------------------------------------------------------------------------------------------
@@ -102,6 +105,10 @@ def test_the_index_is_a_dict_also_when_buckets_and_tags_collide(
         assert set(np.flatnonzero(held).tolist()) == model
         assert found[held].tolist() == sorted(model)
         assert index.count == len(model)
+        # One at a time goes another way, to the same end.
+        alone = [index.find(low[i : i + 1], high[i : i + 1]) for i in range(40)]
+        assert [bool(is_held[0]) for _, is_held in alone] == held.tolist()
+        assert [int(slot[0]) for slot, is_held in alone if is_held[0]] == sorted(model)
 
 
 def test_the_index_holds_its_object_limit_with_little_overflow_and_none_is_lost() -> None:

@@ -34,7 +34,7 @@ from xkv_frontend.auth import (
     load_hook,
 )
 from xkv_frontend.clock import monotonic_ns
-from xkv_frontend.core.keys import KeysFileError, empty_keys, format_keys, new_key, parse_keys
+from xkv_frontend.core.keys import Keys, KeysFileError, empty_keys, format_keys, new_key, parse_keys
 from xkv_frontend.core.names import TenantName, UserName
 from xkv_frontend.core.policy import Identity
 from xkv_frontend.core.refusal import Refusal
@@ -135,6 +135,22 @@ async def test_a_removed_key_is_gone_and_a_new_one_works_without_a_restart(
     assert (await front.post(HELLO, key=new)).status_code == 200
     front.rewrite_keys(lambda _: empty_keys(os.urandom))
     assert (await front.post(HELLO, key=new)).status_code == 401
+
+
+async def test_two_changes_at_once_forget_no_removal(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    keys = sample_keys()
+    path.write_text(format_keys(keys))
+    authenticator = KeysFileAuthenticator(path, lambda: 0)
+    removed = id_of(keys, KEY_A)
+    path.write_text(
+        format_keys(Keys(keys.salt, {name: key for name, key in keys.records.items() if name != removed}))
+    )
+    authenticator.refresh()
+    path.write_text(format_keys(Keys(keys.salt, {})))
+    assert authenticator.refresh() == keys.records.keys()
+    path.write_text(format_keys(keys))
+    assert not authenticator.refresh()
 
 
 async def test_a_file_that_cannot_be_read_changes_nothing(

@@ -20,7 +20,7 @@ from tests.frontend.harness import (
     talk,
     until,
 )
-from xkv_frontend.core.limits import TENANTS_MAX, Limiter
+from xkv_frontend.core.limits import TENANTS_MAX, BodyBudget, Limiter
 from xkv_frontend.core.names import TenantName
 from xkv_frontend.core.policy import Policy, TenantPolicy
 from xkv_frontend.core.refusal import Refusal
@@ -111,6 +111,22 @@ async def test_a_tenant_at_its_limit_is_told_and_others_are_not_disturbed(
 async def test_a_body_that_is_refused_gives_its_place_back(front: Running) -> None:
     for _ in range(300):
         assert status_of(await talk(front.port, raw_post(b"{", "Connection: close"))) == 400
+    assert (await front.post(HELLO)).status_code == 200
+
+
+async def test_bodies_share_a_bounded_memory(front: Running, fake: FakeVllm) -> None:
+    front.front._budget = BodyBudget(1000)
+    held = [await asyncio.open_connection("127.0.0.1", front.port) for _ in range(2)]
+    for number, (_, writer) in enumerate(held):
+        writer.write(raw_post(b"x", length=600 - number * 300))
+    await until(lambda: front.front._budget.taken_bytes == 900)
+    refused = await talk(front.port, raw_post(b"", "Expect: 100-continue", length=200))
+    assert status_of(refused) == 503
+    chunked = raw_post(b"", "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
+    assert status_of(await talk(front.port, chunked + b"c8\r\n" + b" " * 200 + b"\r\n0\r\n\r\n")) == 503
+    for _, writer in held:
+        writer.close()
+    await until(lambda: front.front._budget.taken_bytes == 0)
     assert (await front.post(HELLO)).status_code == 200
 
 

@@ -193,8 +193,10 @@ def test_keys_are_added_listed_and_revoked(tmp_path: Path) -> None:
     assert listed.count("active") == 2
     assert "alice" in listed
     identifier = listed.split()[0]
+    (tmp_path / "keys").chmod(0o644)
     run("keys", "revoke", identifier, "--keys-file", path)
     assert "revoked" in run("keys", "list", "--keys-file", path)
+    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o644
     for wrong in (
         ["add", "a|b"],
         ["add", "acme", "--user", "two words"],

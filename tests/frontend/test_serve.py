@@ -30,7 +30,8 @@ class Served:
     process: asyncio.subprocess.Process
     front: str
     metrics: str
-    notified: socket.socket
+    notified: list[str]
+    """What it has told its service manager."""
 
     async def ended(self) -> int:
         async with asyncio.timeout(30):
@@ -45,6 +46,9 @@ async def served(fake: FakeVllm, folder: Path, *more: str, drain: str = "20") ->
     secret.chmod(0o600)
     notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     notified.bind("\0xkv-frontend-test-" + os.urandom(6).hex())
+    seen: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.add_reader(notified, lambda: seen.append(notified.recv(1000).decode()))
     arguments = [
         "serve",
         "--upstream",
@@ -78,22 +82,17 @@ async def served(fake: FakeVllm, folder: Path, *more: str, drain: str = "20") ->
         urls = [re.search(r"http://[\d.]+:\d+", line) for line in lines]
         assert urls[0] is not None
         assert urls[2] is not None
-        yield Served(process, urls[0][0], urls[2][0], notified)
+        yield Served(process, urls[0][0], urls[2][0], seen)
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
+        loop.remove_reader(notified)
         notified.close()
 
 
-async def messages(served: Served, wanted: str) -> list[str]:
-    """Receive notifications until `wanted` is among them."""
-    found: list[str] = []
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(DEADLINE_S):
-        while wanted not in found:
-            found.append((await loop.sock_recv(served.notified, 1000)).decode())
-    return found
+async def told(served: Served, wanted: str) -> None:
+    await until(lambda: wanted in served.notified)
 
 
 async def test_it_serves_says_so_and_ends_with_zero(fake: FakeVllm, tmp_path: Path) -> None:
@@ -101,8 +100,8 @@ async def test_it_serves_says_so_and_ends_with_zero(fake: FakeVllm, tmp_path: Pa
         served(fake, tmp_path) as program,
         httpx.AsyncClient(trust_env=False, timeout=DEADLINE_S) as client,
     ):
-        assert "READY=1" in await messages(program, "READY=1")
-        assert "WATCHDOG=1" in await messages(program, "WATCHDOG=1")
+        await told(program, "READY=1")
+        await told(program, "WATCHDOG=1")
         answer = await client.post(program.front + CHAT, json=HELLO, headers=auth(KEY_A))
         assert answer.status_code == 200
         assert fake.requests[0].json["cache_salt"] == salt_of("acme")
@@ -111,7 +110,7 @@ async def test_it_serves_says_so_and_ends_with_zero(fake: FakeVllm, tmp_path: Pa
         assert (await client.get(program.metrics + "/healthz")).json()["status"] == "ok"
         assert (await client.get(program.front + "/metrics")).status_code == 404
         program.process.send_signal(signal.SIGTERM)
-        assert "STOPPING=1" in await messages(program, "STOPPING=1")
+        await told(program, "STOPPING=1")
         assert await program.ended() == ExitCode.OK
 
 
@@ -137,7 +136,7 @@ async def test_streams_that_run_are_finished_before_it_ends(fake: FakeVllm, tmp_
         streams = [asyncio.create_task(read_stream(program.front)) for _ in range(50)]
         await until(lambda: len(fake.requests) == 50)
         program.process.send_signal(signal.SIGTERM)
-        await messages(program, "STOPPING=1")
+        await told(program, "STOPPING=1")
         release.set()
         assert all(one.endswith(b"[DONE]\n\n") for one in await asyncio.gather(*streams))
         assert await program.ended() == ExitCode.OK
@@ -151,7 +150,7 @@ async def test_streams_that_never_end_do_not_hold_it_up(fake: FakeVllm, tmp_path
         await until(lambda: len(fake.requests) == 50)
         for _ in range(signals):
             program.process.send_signal(signal.SIGTERM)
-            await messages(program, "STOPPING=1") if signals == 1 else await asyncio.sleep(0.3)
+            await told(program, "STOPPING=1")
         assert await program.ended() == (ExitCode.OK if signals == 1 else ExitCode.FORCED)
         for one in await asyncio.gather(*streams, return_exceptions=True):
             assert isinstance(one, httpx.RemoteProtocolError | httpx.ReadError), (

@@ -182,6 +182,17 @@ def test_a_read_gets_every_byte_however_it_is_received(chunk: int, digests: bool
     assert buffer == data
 
 
+def test_the_load_of_a_queue_is_the_data_in_flight_and_falls_to_nothing() -> None:
+    wire = ready()
+    small, _ = wire.read(512)
+    light = wire.core.load_bytes
+    large, _ = wire.read(8 * SIZE)
+    assert wire.core.load_bytes - light > 8 * SIZE - 512 > 0
+    wire.core.fail(DeadlinePassed("over"))
+    assert wire.core.load_bytes == 0
+    assert {id(one) for one in wire.core.take_finished()} == {id(small), id(large)}
+
+
 def test_an_id_comes_back_only_after_all_other_generations() -> None:
     slots = CommandSlots(8, flow_control=False)
     seen = []

@@ -58,3 +58,9 @@ def test_only_an_unsigned_integer_is_an_id() -> None:
     for wrong in wrongs:
         header = {"v": 1, "keys": [[]], "id": wrong}
         assert refusal(msgpack.packb(header)).request_id is None
+
+
+@pytest.mark.parametrize("version", [msgpack.ExtType(5, b"x"), [1], {"one": 1}, "1" * 2000, None])
+def test_the_id_is_told_also_where_the_version_is_of_no_sane_type(version: object) -> None:
+    caught = refusal(msgpack.packb({"v": version, "id": 7, "op": "ping"}))
+    assert (caught.request_id, caught.error.code, caught.error.field) == (7, ErrorCode.BAD_REQUEST, "v")

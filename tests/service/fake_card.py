@@ -111,9 +111,9 @@ class FakeCard:
         ends = cursor + len(items)
         return Page(items, len(everything), ends if ends < len(everything) else None)
 
-    def usage_of_unnamed(self) -> Held:
+    def usage_of_unnamed(self) -> tuple[int, int]:
         unnamed = [held for (_, scope), held in self.held.items() if scope not in self.names]
-        return Held(sum(h.objects for h in unnamed), sum(h.charged_bytes for h in unnamed))
+        return sum(h.objects for h in unnamed), sum(h.charged_bytes for h in unnamed)
 
     def _change(self, scope: bytes) -> None:
         if self.refusal is not None:

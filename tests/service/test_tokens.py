@@ -117,7 +117,7 @@ async def test_every_change_leaves_an_audit_line_without_a_salt(
         await client.put("/quota/geheim")
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("xkv_gateway")]
     assert len(lines) == 2
-    assert lines[0].startswith("admin 'DELETE' '/v1/things/team"a', token write, from 127.0.0.1")
+    assert lines[0].startswith("admin 'DELETE' '/v1/things/team\"a', token write, from 127.0.0.1")
     assert "/quota/{cache_salt}" in lines[1]
     assert not any("geheim" in line or WRITE in line for line in lines)
 

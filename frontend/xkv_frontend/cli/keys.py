@@ -62,7 +62,7 @@ def add(tenant: str, keys_file: Path, user: str | None, from_stdin: bool) -> Non
     with _locked(keys_file):
         before = _read(keys_file) if keys_file.exists() else empty_keys(entropy)
         after = _or_complain(lambda: before.add(name, key, entropy, owner))
-        write_private(keys_file, format_keys(after).encode(), replace=True)
+        _write(keys_file, after)
     click.echo(f"id {list(after.records)[-1]}", err=True)
     if not from_stdin:
         click.echo(key)
@@ -85,12 +85,18 @@ def revoke(key_id: str, keys_file: Path) -> None:
     with _locked(keys_file):
         before = _read(keys_file)
         after = _or_complain(lambda: before.revoke(key_id))
-        write_private(keys_file, format_keys(after).encode(), replace=True)
+        _write(keys_file, after)
     click.echo(f"revoked {key_id}")
 
 
 def _read(path: Path) -> Keys:
     return _or_complain(lambda: parse_keys(read_keys_text(path, FILE_BYTES_MAX)))
+
+
+def _write(path: Path, keys_after: Keys) -> None:
+    """Replace the file, and leave who may read it as the operator has set it."""
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    write_private(path, format_keys(keys_after).encode(), mode=mode, replace=True)
 
 
 def _or_complain(make: Callable[[], Keys]) -> Keys:

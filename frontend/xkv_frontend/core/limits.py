@@ -14,6 +14,8 @@ SECOND_NS: Final = 1_000_000_000
 TENANTS_MAX: Final = 100_000
 """Buckets kept; beyond, full buckets of tenants without requests in flight are forgotten (they would be full again)."""
 CONCURRENCY_RETRY_S: Final = 1.0
+BODY_BYTES_IN_FLIGHT_MAX: Final = 1 << 30
+"""Bytes of bodies that are being received, of all tenants together; a body counts as announced, else as it comes."""
 
 
 class _Account:
@@ -78,3 +80,28 @@ class Limiter:
     def _forget(self) -> None:
         for name in [name for name, account in self._accounts.items() if account.in_flight == 0]:
             del self._accounts[name]
+
+
+class BodyBudget:
+    """Memory for bodies on their way in."""
+
+    def __init__(self, bytes_max: int = BODY_BYTES_IN_FLIGHT_MAX) -> None:
+        self._bytes_max = bytes_max
+        self.taken_bytes = 0
+
+    def take(self, count: int) -> None:
+        """Take room for `count` bytes more.
+
+        Raises:
+            Refusal: `busy`; nothing was taken.
+        """
+        if self.taken_bytes + count > self._bytes_max:
+            raise Refusal(
+                Code.BUSY, "too many large requests at once", headers=retry_after(CONCURRENCY_RETRY_S)
+            )
+        self.taken_bytes += count
+
+    def give_back(self, count: int) -> None:
+        """Give back what was taken."""
+        assert 0 <= count <= self.taken_bytes
+        self.taken_bytes -= count

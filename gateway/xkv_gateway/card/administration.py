@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from xkv_gateway.core.counters import Counters
     from xkv_gateway.core.tenancy import (
         EvictionRules,
-        Held,
         NamespaceInfo,
         Page,
         ScopeInfo,
@@ -160,8 +159,8 @@ class Administration(Protocol):
         """Registered tenants (a limit, a name or both) in the order of their registration; at most 1000 a page."""
         ...
 
-    def usage_of_unnamed(self) -> Held:
-        """All scopes without a name together: the `other` of the metrics."""
+    def usage_of_unnamed(self) -> tuple[int, int]:
+        """Objects and charged bytes of all scopes without a name together: the `other` of the metrics."""
         ...
 
     async def set_limit(self, scope: bytes, limit_bytes: int) -> TenantInfo:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from xkv_gateway.card.wipe import WipeJob
     from xkv_gateway.core.counters import Counters
     from xkv_gateway.core.engine import Engine
-    from xkv_gateway.core.tenancy import EvictionRules, Held, NamespaceInfo, Page, ScopeInfo, TenantInfo
+    from xkv_gateway.core.tenancy import EvictionRules, NamespaceInfo, Page, ScopeInfo, TenantInfo
     from xkv_gateway.core.types import Usage
 
 PAGE: Final = 1000
@@ -155,9 +155,10 @@ class Operator(Tenants):
         """See `Administration`."""
         return self._engine.counters
 
-    def usage_of_unnamed(self) -> Held:
+    def usage_of_unnamed(self) -> tuple[int, int]:
         """See `Administration`."""
-        return self._engine.inspection.unnamed()
+        held = self._engine.inspection.unnamed()
+        return held.objects, held.charged_bytes
 
     async def confirm_tenants(self) -> None:
         """See `Administration`."""

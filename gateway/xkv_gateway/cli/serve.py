@@ -54,9 +54,9 @@ def serve(file: Path | None, takeover: bool, **flags: str | None) -> ExitCode:
 
 def _serving(status: Status, admin: AdminConfig) -> None:
     """Say so. What was made until now stays: the garbage collector need not look at it each time (10 ms and more)."""
-    _announce(status, admin)
     gc.collect()
     gc.freeze()
+    _announce(status, admin)
 
 
 def _announce(status: Status, admin: AdminConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -13,11 +14,13 @@ from rich.table import Table
 from xkv_gateway.binds import host_port
 from xkv_gateway.cli.options import config_option, load_settings
 from xkv_gateway.errors import ConfigError, ExitCode, GatewayUnreachableError
+from xkv_gateway.service.tokens import read_token
 from xkv_gateway.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from xkv_gateway.config import AdminConfig
 
 TIMEOUT_S: Final = 3.0
 ANSWER_BYTES_MAX: Final = 4 << 20
@@ -27,18 +30,24 @@ WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what wa
 @click.command()
 @click.option("--admin", metavar="HOST:PORT", help="Admin port of the gateway. Default: as configured.")
 @config_option()
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Token of the admin port. Default: as configured.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the gateway's answer as JSON.")
-def status(admin: str | None, file: Path | None, *, as_json: bool) -> ExitCode:
+def status(admin: str | None, file: Path | None, token_file: Path | None, *, as_json: bool) -> ExitCode:
     """Show what a running gateway does.
 
     Exit code 0: serving; 1: it answers, but the card is offline; 3: no gateway answers.
     """
+    settings = load_settings(file, {}).config.admin
     if admin is None:
-        settings = load_settings(file, {}).config.admin
         host, port = WILDCARDS.get(settings.bind_address, settings.bind_address), settings.port
     else:
         host, port = split_admin(admin)
-    answer = fetch_status(host, port)
+    answer = fetch_status(host, port, _token(settings, token_file))
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     else:
@@ -55,16 +64,24 @@ def split_admin(admin: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def fetch_status(host: str, port: int) -> dict[str, Any]:
+def _token(settings: AdminConfig, file: Path | None) -> str | None:
+    """Return the token to show, from its file: never from the command line, where others see it."""
+    named = file or settings.read_token_file or settings.token_file
+    return None if named is None else read_token(Path(named), "--token-file", private=True)
+
+
+def fetch_status(host: str, port: int, token: str | None = None) -> dict[str, Any]:
     """Return the answer of `GET /v1/status`.
 
     Raises:
+        ConfigError: the gateway asks for another token.
         GatewayUnreachableError: nobody answers there, or somebody else does.
     """
     where = host_port(host, port)
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", "/v1/status")
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        connection.request("GET", "/v1/status", headers=headers)
         response = connection.getresponse()
         body = response.read(ANSWER_BYTES_MAX)
     except OSError as error:
@@ -78,6 +95,11 @@ def fetch_status(host: str, port: int) -> dict[str, Any]:
         raise _somebody_else(where, "no HTTP") from None
     finally:
         connection.close()
+    if response.status == http.client.UNAUTHORIZED:
+        raise ConfigError(
+            f"the gateway at {where} asks for a token" + (", and this is not it" if token else ""),
+            advice="Name the file of one with --token-file, or in the settings (admin.read_token_file).",
+        )
     try:
         answer = json.loads(body)
         complete = response.status == http.client.OK and {"version", "card", "usage"} <= answer.keys()

@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 NS_PER_MS = 1_000_000
 CORE_MODE = {m.LookupMode.PREFIX: CountMode.PREFIX, m.LookupMode.EACH: CountMode.EACH}
+SIZED = frozenset({LoadStatus.OK, LoadStatus.TOO_SMALL})
+"""Of a key with another status the size is not known, or means nothing any more."""
 RECOVERING_RETRY_AFTER_MS = 1000
 BUSY_RETRY_AFTER_MS = 20
 """About as long as a full set of inline loads takes on a card of ordinary speed."""
@@ -120,7 +122,7 @@ class ControlService:
             return
         order = self._orders.get(call.peer)
         if order is None:
-            if not isinstance(request, m.Store):
+            if not isinstance(request, m.Store) or not request.keys:
                 self._start(call)
                 return
             order = self._orders[call.peer] = ConnectionOrder()
@@ -184,9 +186,11 @@ class ControlService:
 
     def _finished(self, call: Call) -> None:
         """Note that a store has taken effect (or never will) and start what waited for it."""
-        order = self._orders[call.peer]
         footprint = _footprint(call.request)
         assert footprint is not None
+        if not footprint.keys:
+            return  # nothing waits for a store of nothing
+        order = self._orders[call.peer]
         for waiting in order.finished(footprint):
             self._start(waiting)
         if order.idle:
@@ -240,7 +244,7 @@ class ControlService:
     async def _finish_load(self, call: Call, load: Load) -> None:
         results = await load.run()
         payloads = [r.payload for r in results if r.status is LoadStatus.OK and r.payload is not None]
-        sizes: list[int | None] = [None if r.status is LoadStatus.MISS else r.size_bytes for r in results]
+        sizes = [r.size_bytes if r.status in SIZED else None for r in results]
         request = cast("m.Load", call.request)
         statuses = [r.status.value for r in results]
         call.reply(m.LoadReply(statuses, sizes), payloads if request.region is None else ())

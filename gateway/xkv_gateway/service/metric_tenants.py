@@ -55,15 +55,15 @@ def _named(administration: Administration) -> list[TenantInfo]:
 
 
 def _held(administration: Administration, named: list[TenantInfo]) -> Iterator[Metric]:
-    unnamed = administration.usage_of_unnamed()
+    unnamed_objects, unnamed_bytes = administration.usage_of_unnamed()
     usage = administration.usage()
     for name, text, values, other in (
-        ("objects", "Objects held", [t.held.objects for t in named], unnamed.objects),
+        ("objects", "Objects held", [t.held.objects for t in named], unnamed_objects),
         (
             "charged_bytes",
             "Bytes charged: whole units",
             [t.held.charged_bytes for t in named],
-            unnamed.charged_bytes,
+            unnamed_bytes,
         ),
         ("leases", "Leases that live", [t.leases for t in named], usage.leases),
         ("leased_bytes", "Bytes under leases", [t.leased_bytes for t in named], None),
