@@ -27,6 +27,8 @@ PARTS: Final = {
     "card_format": "bench.card_format",
     "frontend": "bench.frontend",
     "recovery": "bench.recovery",
+    "isolation": "bench.isolation",
+    "scrape": "bench.scrape",
 }
 
 FAILURES: Final = (BenchError, DeviceError, XkvRpcError, OSError)

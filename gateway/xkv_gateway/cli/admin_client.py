@@ -6,9 +6,10 @@ import http.client
 import json
 import socket
 from dataclasses import dataclass
+from functools import wraps
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import quote
 
 import click
@@ -26,9 +27,9 @@ from xkv_gateway.errors import (
 from xkv_gateway.service.tokens import read_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from click.decorators import FC
+T = TypeVar("T")
 
 TIMEOUT_S: Final = 40.0
 """Above the longest time for which a change may wait for the card."""
@@ -147,7 +148,7 @@ class AdminClient:
                     message, advice="`xkv-gateway status` says more; try again later."
                 )
             case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
-                advice = "admin.token_file names the file of the token; or use its Unix socket: admin.socket."
+                advice = "Name the file of a token with --token-file, or in the settings (admin.token_file)."
                 return ConfigError(f"{self.where}: {message}", advice=advice)
             case HTTPStatus.INTERNAL_SERVER_ERROR:
                 return GatewayError(f"{self.where}: {message}")
@@ -165,23 +166,38 @@ def segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def admin_options(command: FC) -> FC:
-    """Add `--admin`, `--config` and `--json`."""
-    admin = click.option(
-        "--admin", metavar="HOST:PORT", help="Admin port of the gateway. Default: as configured."
-    )
-    as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-    return admin(config_option()(as_json(command)))
+def admin_command(function: Callable[..., T]) -> Callable[..., T]:
+    """Add `--admin`, `--config`, `--token-file` and `--json`; the function gets a `client` and `as_json`."""
+
+    @wraps(function)
+    def run(
+        *arguments: Any, admin: str | None, file: Path | None, token_file: Path | None, **options: Any
+    ) -> T:
+        return function(*arguments, client=open_client(admin, file, token_file), **options)
+
+    for decorate in (
+        click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON."),
+        click.option(
+            "--token-file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Token of the admin port. Default: as configured.",
+        ),
+        config_option(),
+        click.option(
+            "--admin", metavar="HOST:PORT", help="Admin port of the gateway. Default: as configured."
+        ),
+    ):
+        run = decorate(run)
+    return run
 
 
-def open_client(admin: str | None, file: Path | None) -> AdminClient:
+def open_client(admin: str | None, file: Path | None, token_file: Path | None = None) -> AdminClient:
     """Return a client of the gateway that the options and the settings name. Raises ConfigError."""
     settings = load_settings(file, {}).config.admin
-    token = None
-    for name in ("token_file", "read_token_file"):
-        path = getattr(settings, name)
-        if path is not None and token is None:
-            token = read_token(Path(path), f"admin.{name}", private=True)
+    # The one that may also change things, where both are there.
+    named = token_file or settings.token_file or settings.read_token_file
+    token = None if named is None else read_token(Path(named), "--token-file", private=True)
     if admin is not None:
         return AdminClient(*split_admin(admin), token=token)
     host = WILDCARDS.get(settings.bind_address, settings.bind_address)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from xkv_gateway.cli.admin_client import AdminClient, admin_options, open_client, segment
+from xkv_gateway.cli.admin_client import AdminClient, admin_command, segment
 from xkv_gateway.cli.tables import print_facts, print_json, print_table, scope_text
 from xkv_gateway.cli.who import STANDARD_INPUT, find_scope, scope_option
 from xkv_gateway.errors import CardUnavailableError, ConfigError, RefusedError
 from xkv_gateway.sizes import format_size
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POLL_S: Final = 0.2
 ENDED: Final = ("done", "failed")
@@ -29,10 +26,10 @@ def ns() -> None:
 
 
 @ns.command("list")
-@admin_options
-def list_(admin: str | None, file: Path | None, *, as_json: bool) -> None:
+@admin_command
+def list_(*, client: AdminClient, as_json: bool) -> None:
     """Show all namespaces that hold something."""
-    entries = list(open_client(admin, file).pages("/v1/namespaces", "namespaces"))
+    entries = list(client.pages("/v1/namespaces", "namespaces"))
     if as_json:
         print_json(entries)
         return
@@ -45,10 +42,9 @@ def list_(admin: str | None, file: Path | None, *, as_json: bool) -> None:
 
 @ns.command()
 @click.argument("namespace")
-@admin_options
-def show(namespace: str, admin: str | None, file: Path | None, *, as_json: bool) -> None:
+@admin_command
+def show(namespace: str, *, client: AdminClient, as_json: bool) -> None:
     """Show one namespace, and what each scope holds there."""
-    client = open_client(admin, file)
     path = f"/v1/namespaces/{segment(namespace)}"
     whole = client.get(f"{path}?count=1")
     scopes = list(client.pages(path, "scopes"))
@@ -81,14 +77,13 @@ def show(namespace: str, admin: str | None, file: Path | None, *, as_json: bool)
 )
 @click.option("--tenant", metavar="NAME", help="Only the scope of this tenant.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@admin_options
+@admin_command
 def wipe(
     namespace: str,
     scope: str | None,
     tenant: str | None,
-    admin: str | None,
-    file: Path | None,
     *,
+    client: AdminClient,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -97,7 +92,6 @@ def wipe(
     It is invisible at once, and goes on after Ctrl-C here or a crash of the gateway. What is under a lease is erased when the
     lease ends. The bytes are read back: the report says so.
     """
-    client = open_client(admin, file)
     digits = _only(client, scope, tenant)
     what = f"all of {namespace}" if digits is None else f"{scope_text(digits)} in {namespace}"
     if not yes:
@@ -117,10 +111,10 @@ def wipe(
 
 
 @ns.command()
-@admin_options
-def wipes(admin: str | None, file: Path | None, *, as_json: bool) -> None:
+@admin_command
+def wipes(*, client: AdminClient, as_json: bool) -> None:
     """Show the wipes that are under way, and the last ones that ended."""
-    entries = open_client(admin, file).get("/v1/wipes")["wipes"]
+    entries = client.get("/v1/wipes")["wipes"]
     if as_json:
         print_json(entries)
         return

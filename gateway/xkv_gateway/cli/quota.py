@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from decimal import Decimal, localcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from xkv_gateway.cli.admin_client import admin_options, open_client
+from xkv_gateway.cli.admin_client import AdminClient, admin_command
 from xkv_gateway.cli.tables import print_json, print_table, scope_text, size_or
 from xkv_gateway.cli.who import find_scope, quota_path
 from xkv_gateway.errors import ConfigError, RefusedError
 from xkv_gateway.sizes import format_size, parse_size
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXACT_DIGITS: Final = 64
 """More than any int64 divided by 2^30 has."""
@@ -29,13 +26,11 @@ def quota() -> None:
 
 
 @quota.command("list")
-@admin_options
-def list_(admin: str | None, file: Path | None, *, as_json: bool) -> None:
+@admin_command
+def list_(*, client: AdminClient, as_json: bool) -> None:
     """Show all quotas and how much of them is used."""
     entries = [
-        tenant
-        for tenant in open_client(admin, file).pages("/v1/tenants", "tenants")
-        if tenant["limit_bytes"] is not None
+        tenant for tenant in client.pages("/v1/tenants", "tenants") if tenant["limit_bytes"] is not None
     ]
     if as_json:
         names = ("name", "scope", "limit_bytes", "charged_bytes")
@@ -56,11 +51,10 @@ def list_(admin: str | None, file: Path | None, *, as_json: bool) -> None:
 @quota.command("set")
 @click.argument("who")
 @click.argument("size")
-@admin_options
-def set_(who: str, size: str, admin: str | None, file: Path | None, *, as_json: bool) -> None:
+@admin_command
+def set_(who: str, size: str, *, client: AdminClient, as_json: bool) -> None:
     """Set the quota of WHO to SIZE (5GB, 5GiB, bytes; 0: it may store nothing)."""
     limit_bytes = size_argument(size)
-    client = open_client(admin, file)
     scope = find_scope(client, who)
     with localcontext(prec=EXACT_DIGITS):
         # The route's unit is 2^30 bytes; a decimal fraction tells every number of bytes exactly.
@@ -71,10 +65,9 @@ def set_(who: str, size: str, admin: str | None, file: Path | None, *, as_json: 
 
 @quota.command()
 @click.argument("who")
-@admin_options
-def rm(who: str, admin: str | None, file: Path | None, *, as_json: bool) -> None:
+@admin_command
+def rm(who: str, *, client: AdminClient, as_json: bool) -> None:
     """Remove the quota of WHO. From then on the rule for scopes without a quota holds."""
-    client = open_client(admin, file)
     scope = find_scope(client, who)
     if client.ask("DELETE", quota_path(scope)).body["status"] != "removed":
         raise RefusedError("it has no quota")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from xkv_gateway.cli.admin_client import admin_options, open_client, segment
+from xkv_gateway.cli.admin_client import AdminClient, admin_command, segment
 from xkv_gateway.cli.quota import share_text, size_argument
 from xkv_gateway.cli.tables import print_facts, print_json, print_table, scope_text, size_or
 from xkv_gateway.cli.who import STANDARD_INPUT, find_scope, read_scope, scope_option
 from xkv_gateway.errors import ConfigError
 from xkv_gateway.sizes import format_size
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.group()
@@ -27,10 +24,9 @@ def tenant() -> None:
 
 
 @tenant.command("list")
-@admin_options
-def list_(admin: str | None, file: Path | None, *, as_json: bool) -> None:
+@admin_command
+def list_(*, client: AdminClient, as_json: bool) -> None:
     """Show all tenants that have a name or a quota, and what the others hold together."""
-    client = open_client(admin, file)
     head = client.get("/v1/tenants?count=1")
     entries = list(client.pages("/v1/tenants", "tenants"))
     if as_json:
@@ -57,10 +53,9 @@ def list_(admin: str | None, file: Path | None, *, as_json: bool) -> None:
 
 @tenant.command()
 @click.argument("who")
-@admin_options
-def show(who: str, admin: str | None, file: Path | None, *, as_json: bool) -> None:
+@admin_command
+def show(who: str, *, client: AdminClient, as_json: bool) -> None:
     """Show one tenant: its name, scope:HEX, _default, or - for a salt on standard input."""
-    client = open_client(admin, file)
     entry = client.get(f"/v1/tenants/{scope_text(find_scope(client, who))}")
     if as_json:
         print_json(entry)
@@ -77,14 +72,13 @@ def show(who: str, admin: str | None, file: Path | None, *, as_json: bool) -> No
 )
 @click.option("--limit", metavar="SIZE", help="Its quota: 5GB, 5GiB, bytes; 0: it may store nothing.")
 @click.option("--no-limit", is_flag=True, help="A name without a quota.")
-@admin_options
+@admin_command
 def set_(
     name: str,
     scope: str | None,
     limit: str | None,
-    admin: str | None,
-    file: Path | None,
     *,
+    client: AdminClient,
     no_limit: bool,
     as_json: bool,
 ) -> None:
@@ -92,7 +86,6 @@ def set_(
     if (limit is None) != no_limit:
         raise ConfigError("give its quota with --limit SIZE, or say --no-limit")
     wish: dict[str, Any] = {"no_limit": True} if limit is None else {"limit_bytes": size_argument(limit)}
-    client = open_client(admin, file)
     if scope is None:
         digits = find_scope(client, name)
     else:
@@ -107,10 +100,10 @@ def set_(
 
 @tenant.command()
 @click.argument("name")
-@admin_options
-def rm(name: str, admin: str | None, file: Path | None, *, as_json: bool) -> None:
+@admin_command
+def rm(name: str, *, client: AdminClient, as_json: bool) -> None:
     """Take name and quota of NAME away. What it holds stays, under the rule for scopes without a quota."""
-    answer = open_client(admin, file).ask("DELETE", f"/v1/tenants/{segment(name)}").body
+    answer = client.ask("DELETE", f"/v1/tenants/{segment(name)}").body
     if as_json:
         print_json(answer)
     else:
@@ -118,10 +111,10 @@ def rm(name: str, admin: str | None, file: Path | None, *, as_json: bool) -> Non
 
 
 @tenant.command()
-@admin_options
-def confirm(admin: str | None, file: Path | None, *, as_json: bool) -> None:
+@admin_command
+def confirm(*, client: AdminClient, as_json: bool) -> None:
     """Say that the quotas are complete, after damage on the card took some away."""
-    answer = open_client(admin, file).ask("POST", "/v1/tenants:confirm").body
+    answer = client.ask("POST", "/v1/tenants:confirm").body
     if as_json:
         print_json(answer)
     else:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from xkv_gateway.cli.admin_client import AdminClient, admin_options, ascii_only, open_client
+from xkv_gateway.cli.admin_client import AdminClient, admin_command, ascii_only
 from xkv_gateway.cli.quota import share_text
 from xkv_gateway.cli.tables import print_json, size_or
 from xkv_gateway.cli.top_sample import Look, View, view
@@ -21,8 +21,6 @@ from xkv_gateway.errors import ExitCode
 from xkv_gateway.sizes import format_size
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import RenderableType
 
 LINES_MIN: Final = 5
@@ -38,13 +36,12 @@ HEAD_LINES: Final = 9
     help="Seconds between two looks.",
 )
 @click.option("--once", is_flag=True, help="Print one screen, of one interval, and end.")
-@admin_options
-def top(interval: float, admin: str | None, file: Path | None, *, once: bool, as_json: bool) -> ExitCode:
+@admin_command
+def top(interval: float, *, client: AdminClient, once: bool, as_json: bool) -> ExitCode:
     """Show what a gateway does now: rates, hit rate, bytes and evictions of each tenant, the card and its queues.
 
     Tenants without a name have no counters of their own. With --json, one interval is printed as JSON. Ctrl-C ends it.
     """
-    client = open_client(admin, file)
     before = _look(client)
     if once or as_json:
         time.sleep(interval)
