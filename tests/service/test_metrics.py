@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from tests.service.fake_card import FakeCard, fake_sources
 from tests.service.fake_status import STATUS, FakeSource
@@ -21,6 +23,10 @@ from xkv_rpc import messages as m
 from xkv_rpc.server import ServerCounters
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client import Metric
+
     from xkv_gateway.service.metrics import AdminSources
     from xkv_gateway.service.status import Status
 
@@ -200,6 +206,23 @@ async def test_what_tenants_hold_and_lose_is_told_by_name_and_the_rest_together(
     assert one(found, "xkv_tenant_limit_bytes", tenant="free") == float("inf")
     assert one(found, "xkv_tenant_evicted_objects_total", tenant="acme", cause="quota") == 3
     assert one(found, "xkv_tenant_evicted_objects_total", tenant="other", cause="quota") == 7
+
+
+async def test_the_page_says_what_prometheus_own_writer_says() -> None:
+    sources = await complete_sources()
+    sources.meter.hello(b"p", m.Hello("c", 'mo"del\n\\', 4))
+    look_up(sources, b"p", m.Lookup("ns", b"\x01", [b"k"]), 1)
+
+    class Families(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return sources.families()
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Families())
+    theirs, ours = generate_latest(registry), await metrics_page(sources)
+    assert values(ours) == values(theirs)
+    comments = [{line for line in page.splitlines() if line.startswith(b"#")} for page in (ours, theirs)]
+    assert comments[0] == comments[1]
 
 
 async def test_no_scope_is_ever_a_label() -> None:

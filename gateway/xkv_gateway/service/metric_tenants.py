@@ -101,8 +101,6 @@ def _events(administration: Administration, named: list[TenantInfo]) -> Iterator
         ("over_quota", "Objects that its quota did not let in"),
         ("stored", "Objects stored"),
         ("stored_bytes", "Payload bytes stored"),
-        ("lookup_hits", "Keys that lookups found"),
-        ("lookup_misses", "Keys that lookups did not find"),
         ("load_hits", "Objects that loads found"),
         ("load_misses", "Objects that loads did not find"),
     ):
