@@ -60,8 +60,9 @@ class Porter:
 
     def start(self, judge: Callable[[Knock], Visit]) -> None:
         """Answer from now on, until the context ends. Raises RuntimeError where there can be no thread."""
-        self._thread = threading.Thread(target=self._run, args=(judge,), name="porter", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(judge,), name="porter", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _run(self, judge: Callable[[Knock], Visit]) -> None:
         try:

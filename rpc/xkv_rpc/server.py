@@ -60,6 +60,10 @@ class ServerCounters:
     """Replies whose peer was gone."""
     replies_dropped_full: int = 0
     """Replies of peers that do not read."""
+    connections_admitted: int = 0
+    """Handshakes that the doorkeeper let in ..."""
+    connections_refused: int = 0
+    """... and those that it did not."""
 
 
 class Server:
@@ -153,6 +157,9 @@ class Server:
         self._counters.sent_bytes = outbox.sent_bytes
         self._counters.replies_dropped_gone = outbox.dropped_gone
         self._counters.replies_dropped_full = outbox.dropped_full
+        if self._doorkeeper is not None:
+            self._counters.connections_admitted = self._doorkeeper.admitted
+            self._counters.connections_refused = self._doorkeeper.refused
         return self._counters
 
     def stop_accepting(self) -> None:

@@ -206,11 +206,13 @@ class CrashBench:
         return CrashDevice.on(self.fuse, self.loop, self.medium, random.Random(self.rng.random()), FAULTS)
 
     def options(self, name: str, *, takeover: bool = False, exclusive: bool = False) -> OpenOptions:
+        # Superblocks of two runs differ in both sectors that hold something.
+        pid = self.rng.randrange(1, 1 << 22)
         return OpenOptions(
-            owner=Owner(name, f"nqn.2026-01.test:{name}", bytes(16), bytes(16), 1, KEEP_ALIVE_MS, 0),
+            owner=Owner(name, f"nqn.2026-01.test:{name}", bytes(16), bytes(16), pid, KEEP_ALIVE_MS, 0),
             limits_of=limits_of,
             clock=self.loop.clock,
-            wall_clock=lambda: 1,
+            wall_clock=lambda: pid,
             entropy=self.rng.randbytes,
             takeover=takeover,
             exclusive=exclusive,

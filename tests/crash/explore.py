@@ -195,14 +195,15 @@ async def _dies_and_is_followed(scenario: Scenario, bench: CrashBench, landing: 
     dying, bench.told = bench.told, bench.told.copy()
     for number in sorted(bench.medium.in_flight):
         for when_s, first, last in landing:
-            bench.loop.call_later(when_s, _land, bench, number, first, last)
+            bench.loop.call_later(when_s, land, bench, number, first, last)
     died_ns = bench.loop.clock()
     await _follow(bench, died_ns)
     assert dying is not bench.told
     acting.cancel()
 
 
-def _land(bench: CrashBench, number: int, first: float, last: float) -> None:
+def land(bench: CrashBench, number: int, first: float, last: float) -> None:
+    """Execute a part of a write that is still on its way."""
     write = bench.medium.in_flight.get(number)
     if write is None:
         return

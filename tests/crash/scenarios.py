@@ -221,6 +221,14 @@ async def clean_stop(bench: CrashBench) -> None:
     assert await life.stop()
 
 
+async def whole_life(bench: CrashBench) -> None:
+    """From a blank card to a clean stop."""
+    await format_only(bench)
+    life = await bench.open_owned()
+    await life.save(b"one")
+    assert await life.stop()
+
+
 async def takeover(bench: CrashBench) -> None:
     first = await bench.open_owned("first")
 
@@ -283,6 +291,7 @@ SCENARIOS: Final = (
     Scenario("ring full of records", full_ring, (populated, ring_full_of_records)),
     Scenario("format anew", format_anew),
     Scenario("clean stop", clean_stop),
+    Scenario("whole life", whole_life, ()),
     Scenario("takeover", takeover),
     Scenario("recovery", recovery, (populated, unclean)),
 )

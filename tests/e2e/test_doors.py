@@ -69,6 +69,12 @@ async def test_clients_with_keys_are_served_within_their_namespaces_until_their_
                 with pytest.raises(RpcError) as caught:
                     await client.lookup(namespace, b"", [b"k"])
                 assert caught.value.code is ErrorCode.FORBIDDEN
+            key = ("--key", str(keys.path / "alice.key_secret"), "--port", endpoint.rpartition(":")[2])
+            played = await run(home, "replay", "--limit", "3", "--namespace", "a", *key)
+            assert (played.code, played.err) == (ExitCode.OK, "")
+            forbidden = await run(home, "replay", "--limit", "3", "--namespace", "b", *key)
+            assert forbidden.code != ExitCode.OK
+            assert "may not touch" in forbidden.err
             revoked = await run(home, "keys", "revoke", "alice", "--state-dir", str(home / "state"))
             assert revoked.code == ExitCode.OK
             since = time.monotonic()
@@ -200,9 +206,6 @@ async def test_systemd_hears_of_the_start_the_state_a_reload_and_the_end(home: P
         await manager.until("READY=1", 3)
         await gateway.logged("not reloaded")
         await manager.until("WATCHDOG=1", manager.said.count("WATCHDOG=1") + 3)
-        # While the loop does not serve it gives no sign of life.
-        gateway.process.send_signal(signal.SIGSTOP)
-        gateway.process.send_signal(signal.SIGCONT)
         assert await gateway.end() == ExitCode.OK
         await manager.until("STOPPING=1")
         lines = [json.loads(line) for line in gateway.log if line.startswith("{")]

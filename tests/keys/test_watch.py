@@ -98,3 +98,27 @@ async def test_nothing_begins_with_half_a_set_of_keys(keys: KeyDirectory, tmp_pa
     (keys.path / "server.key_secret").unlink()
     with pytest.raises(ConfigError):
         KeyWatch(keys, doorkeeper).begin()
+
+
+async def test_if_the_watch_fails_nobody_is_let_in_by_keys_that_nobody_watches(
+    keys: KeyDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(KeyDirectory):
+        broken = False
+
+        def fingerprint(self) -> tuple[tuple[str, int, int, int, int], ...]:
+            if self.broken:
+                raise RuntimeError
+            return super().fingerprint()
+
+    public = read_client_keys(keys.new("alice", None)).pair.public
+    directory, doorkeeper = Broken(keys.path), Doorkeeper()
+    watch = KeyWatch(directory, doorkeeper)
+    watch.begin()
+    watch.start()
+    assert doorkeeper.grant_of(public) is not None
+    directory.broken = True
+    watch.look()
+    await until(lambda: doorkeeper.grant_of(public) is None)
+    assert "not watched any more" in caplog.text
+    await watch.aclose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,11 @@ from xkv_rpc.errors import (
     RpcError,
     XkvRpcError,
 )
+from xkv_rpc.messages import Limits
+from xkv_rpc.server import Server
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 PING = packed("ping", {})
@@ -283,3 +287,21 @@ def test_the_loop_keeps_serving_while_strangers_knock() -> None:
             for stranger in strangers:
                 stranger.__exit__()
     assert keyring.doorkeeper.refused == len(strangers)
+
+
+async def test_where_nobody_can_judge_nothing_is_bound(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    server = Server(DictService(), Limits(), clock=time.monotonic_ns, doorkeeper=Doorkeeper())
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(server._loop, "run_in_executor", lambda _, function: _in_place(function))
+    with pytest.raises(RuntimeError, match="thread"):
+        await server.bind([f"ipc://{tmp_path}/c.sock"])
+    assert not (tmp_path / "c.sock").exists()
+
+
+async def _in_place(function: Callable[[], None]) -> None:
+    function()

@@ -99,7 +99,9 @@ async def _open(device: BlockDevice, blocks: CardBlocks, options: OpenOptions) -
         if await ownership.owner_beats(blocks, before.stamp.card_uuid):
             raise in_use(before)
         log.info("the run before (%s) did not end in order", before.owner or "unknown")
-        return await _recover(device, blocks, chosen, options, settled_at_ns=settled_at_ns, taken=False)
+        return await _recover(
+            device, blocks, chosen, options, settled_at_ns=settled_at_ns, taken=False, owner_may_live=True
+        )
     return await _take_over(device, blocks, chosen, options)
 
 
@@ -187,6 +189,7 @@ async def _recover(
     *,
     settled_at_ns: int,
     taken: bool,
+    owner_may_live: bool = False,
 ) -> CardSession:
     superblock = chosen.superblock
     limits = options.limits_of(superblock.layout)
@@ -204,6 +207,7 @@ async def _recover(
         options,
         settled_at_ns=settled_at_ns,
         taken=taken,
+        owner_may_live=owner_may_live,
     )
     await session.look()
     return session

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from xkv_gateway.card import heartbeat, ownership
 from xkv_gateway.card.blocks import RETRY_DELAY_S, CardFailed
 from xkv_gateway.card.checkpointer import Checkpointer
-from xkv_gateway.card.fence import CardLost, Fence
+from xkv_gateway.card.fence import CHECK_AGE_MAX_NS, CardLost, Fence
 from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.journal_scan import End, Need, Scanner
 from xkv_gateway.card.keeping import Keeper
@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CHECKPOINTS: Final = 2
+"""A and B."""
 PRESSURE_SHARE: Final = 4
 """Stores wait while less than this part (1/4) of the ring would be left for what is under way already."""
 RECORD_BYTES_PER_OBJECT: Final = 128
@@ -73,6 +74,7 @@ class CardSession:
         options: who opens, and how.
         settled_at_ns: from when on the run before certainly cannot write any more.
         taken: the superblocks are written already (takeover).
+        owner_may_live: the run before did not end in order, and nothing but its silence says that it is over.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class CardSession:
         *,
         settled_at_ns: int,
         taken: bool,
+        owner_may_live: bool,
     ) -> None:
         self.superblock = superblock
         self.recovery = recovery
@@ -100,6 +103,7 @@ class CardSession:
         self._first_copy = first_copy
         self._options = options
         self._taken = taken
+        self._owner_may_live = owner_may_live
         self._store: CardStore | None = None
         self._owned = asyncio.Event()
         # Only the newest copy is certainly whole before this run has written both.
@@ -233,9 +237,9 @@ class CardSession:
 
     async def _settle(self, store: CardStore) -> None:
         """Wait until nothing of the run before can land any more; then see whether something has landed."""
-        delay_s = (self.settled_at_ns - self._options.clock()) / 1e9
-        if delay_s <= 0:
+        if not self._owner_may_live:
             return
+        delay_s = max(0, self.settled_at_ns - self._options.clock()) / 1e9
         log.info("writes begin in %.1f s, when the run before certainly cannot write any more", delay_s)
         before = await self._patiently(self._heartbeat)
         await asyncio.sleep(delay_s)
@@ -290,6 +294,9 @@ class CardSession:
                 wall_ns=options.wall_clock(),
             )
             await ownership.write_both(self._blocks, self.superblock, first_copy=self._first_copy)
+        if self._owner_may_live:
+            # It may have come back a moment ago, have looked before these were written, and write yet until it looks again.
+            await asyncio.sleep(CHECK_AGE_MAX_NS / 1e9)
         if recovery.epoch_max > self.superblock.stamp.epoch or await self._patiently(self._tail_moved):
             # From both superblocks on nobody else acknowledges anything: what came until then must be read, not written over.
             raise CardLost("another gateway wrote to the card while this one opened it")

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.journal_format import Ring, encode_batch, encode_run_start
 from xkv_gateway.card.record_codec import encode_batches
+from xkv_gateway.core.records import DeleteBatch, NamespaceNamed, ScopeNamed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from xkv_gateway.core.types import Lsn
 
 log = logging.getLogger(__name__)
+
+_WITHOUT_PAYLOADS: Final = (DeleteBatch, NamespaceNamed, ScopeNamed)
+"""Records that are true whatever the data area holds: a group of nothing else needs no flush before it (FORMAT.md, D1)."""
 
 
 class JournalWriter:
@@ -145,7 +149,7 @@ class JournalWriter:
                 self._moved.notify_all()
 
     async def _commit(self, records: Sequence[Record]) -> None:
-        if self._flush:
+        if self._flush and not all(isinstance(record, _WITHOUT_PAYLOADS) for record in records):
             await self._blocks.flush()
         for body in encode_batches(records, self._ring.body_bytes_max):
             await self._write(await self._place(body))

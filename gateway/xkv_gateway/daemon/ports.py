@@ -72,7 +72,10 @@ class TokenBox:
     def read(self) -> None:
         """Read the files. Raises ConfigError; then the tokens of before still count."""
         admin = self._config
-        self.tokens = read_tokens(admin.token_file, admin.read_token_file, self._credentials)
+        tokens = read_tokens(admin.token_file, admin.read_token_file, self._credentials)
+        if self.tokens.asked_for and not tokens.asked_for:
+            raise ConfigError("the tokens of the admin port are gone, which would open it")
+        self.tokens = tokens
 
     def now(self) -> Tokens:
         """Return the tokens."""

@@ -87,10 +87,11 @@ class Reloader:
         """Read again. What cannot be read stays as it was, and the log says so."""
         self._notifier.reloading()
         try:
-            if self._load is not None:
-                self._take(self._load())
+            config = None if self._load is None else self._load()
             if self._ports is not None:
                 self._ports.tokens.read()
+            if config is not None:
+                self._take(config)
             AUDIT.info("reloaded", extra={"event": "reload"})
         except ConfigError as error:
             log.error("not reloaded, everything stays as it was: %s", error)  # noqa: TRY400 - no trace: it is the operator's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.errors import ConfigError
@@ -31,6 +32,8 @@ class KeyWatch:
         self._seen: object = None
         self._now = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        # A thread of its own: nothing else can keep a revoked key waiting.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="keys")
 
     def begin(self) -> KeyPair:
         """Read the directory for the first time; returns the gateway's own pair.
@@ -59,12 +62,20 @@ class KeyWatch:
     def start(self) -> None:
         """Watch from now on."""
         self._task = asyncio.create_task(self._run(), name="keys")
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Let nobody in by keys that nobody watches any more."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the keys are not watched any more, so nobody is let in by key", exc_info=error)
+            self._apply({})
 
     async def aclose(self) -> None:
         """Watch no longer."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def look(self) -> None:
         """Look now."""
@@ -82,11 +93,12 @@ class KeyWatch:
             await self._look()
 
     async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            seen = await asyncio.to_thread(self._directory.fingerprint)
+            seen = await loop.run_in_executor(self._thread, self._directory.fingerprint)
             if seen == self._seen:
                 return
-            grants, faults = await asyncio.to_thread(self._directory.clients)
+            grants, faults = await loop.run_in_executor(self._thread, self._directory.clients)
         except OSError as error:
             # Who is known is unknown now: nobody, until the directory can be read again.
             if self._seen != error.errno:

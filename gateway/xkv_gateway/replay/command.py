@@ -23,10 +23,12 @@ from xkv_gateway.replay.report import as_document, print_report
 from xkv_gateway.replay.run import ReplayPlan, run_replay
 from xkv_gateway.replay.trace import TraceError, read_trace
 from xkv_gateway.sizes import format_size, parse_size
+from xkv_rpc.curve_files import CertificateError, read_client_keys
 from xkv_rpc.messages import DEFAULT_NAME, NAMESPACE_BYTES_MAX, SCOPE_BYTES_MAX
 
 if TYPE_CHECKING:
     from xkv_gateway.replay.report import ReplayOutcome
+    from xkv_rpc.doors import ClientKeys
 
 BLOCK_BYTES_MAX: Final = 1 << 30
 SPEED_MIN: Final = 1e-6
@@ -135,6 +137,13 @@ class _Where:
 )
 @click.option("--host", help="Address of the control port. Default: as configured.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Control port. Default: as configured.")
+@click.option(
+    "--key",
+    "key_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Key for an endpoint with keys: the NAME.key_secret of `keys new NAME`.",
+)
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Settings (TOML).")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
 def replay(
@@ -151,6 +160,7 @@ def replay(
     timeout: float,
     host: str | None,
     port: int | None,
+    key_file: Path | None,
     file: Path | None,
     as_json: bool,
 ) -> ExitCode:
@@ -179,6 +189,7 @@ def replay(
         speed=speed,
         lease_ms=lease_ms,
         timeout_ns=int(timeout * 1e9),
+        keys=_keys(key_file),
     )
     with show_progress(loaded) as on_progress:
         result = uvloop.run(run_replay(plan, loaded, on_progress, clock=monotonic_ns))
@@ -186,6 +197,13 @@ def replay(
     if result.failure is not None:
         raise result.failure
     return ExitCode.MISMATCH if result.outcome.stats.blocks_mismatched else ExitCode.OK
+
+
+def _keys(file: Path | None) -> ClientKeys | None:
+    try:
+        return None if file is None else read_client_keys(file)
+    except CertificateError as error:
+        raise ConfigError(f"--key: {error}") from None
 
 
 def _where(host: str | None, port: int | None, file: Path | None) -> _Where:

@@ -149,7 +149,10 @@ async def open_link(plan: ReplayPlan, *, clock: Callable[[], int]) -> AsyncItera
     """
     host = f"[{plan.host}]" if ":" in plan.host else plan.host
     options = ClientOptions(
-        timeout_ms=plan.timeout_ns // NS_PER_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS, calls_max=CALLS_MAX
+        timeout_ms=plan.timeout_ns // NS_PER_MS,
+        connect_timeout_ms=CONNECT_TIMEOUT_MS,
+        calls_max=CALLS_MAX,
+        keys=plan.keys,
     )
     async with AsyncClient(f"tcp://{host}:{plan.port}", options, clock=clock) as client:
         hello = await client.hello(CLIENT_NAME)

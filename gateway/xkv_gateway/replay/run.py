@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from xkv_gateway.replay.link import Link
     from xkv_gateway.replay.trace import Trace
+    from xkv_rpc.doors import ClientKeys
 
 WATCH_INTERVAL_S: Final = 1.0
 START_ADVICE: Final = "Start one with `xkv-gateway serve`, or name its control port with --host and --port."
@@ -60,6 +61,8 @@ class ReplayPlan:
     lease_ms: int
     timeout_ns: int
     """For one answer, and for how long one message may be turned away as busy."""
+    keys: ClientKeys | None = None
+    """For an endpoint with keys."""
 
 
 @dataclass(frozen=True, slots=True)
