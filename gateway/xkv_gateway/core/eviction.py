@@ -51,6 +51,8 @@ class Eviction:
         """When the next cycle may begin."""
         self._pass: Need | None = None
         """What the cycle over the whole card has yet to evict."""
+        self._card_next = False
+        """The cycle has yet to look at the whole card."""
         self._suspects: dict[Scope, None] = {}
         """Scopes that may have reached what their quota allows."""
         self._to_judge: deque[Scope] = deque()
@@ -59,6 +61,8 @@ class Eviction:
         self._isolated = isolated
         self._soft = self._rules.enforcement is Enforcement.SOFT
         self._able = self._rules.policy is not EvictionPolicy.NOOP
+        if isolated:
+            state.quotas.on_limit = self._fair.list
         if self._able and (isolated or self._soft):
             state.accounts.watch = self._watch
             for scope in state.names.scopes.values():
@@ -112,7 +116,7 @@ class Eviction:
 
     def next_at_ns(self, now_ns: int) -> int | None:
         """When `run` has something to do; a time that has passed: at once. None: nothing."""
-        if self._pass is not None or self._trims or self._to_judge:
+        if self._pass is not None or self._trims or self._to_judge or self._card_next:
             return now_ns
         quotas = self._state.quotas
         if self._suspects or quotas.changed or quotas.leaving:
@@ -124,29 +128,34 @@ class Eviction:
         due = self.next_at_ns(now_ns)
         if due is None or due > now_ns:
             return
-        if self._pass is None and not self._trims and not self._to_judge:
+        if self._pass is None and not self._trims and not self._to_judge and not self._card_next:
             self._begin(now_ns)
         for _ in range(min(SCOPES_PER_TICK, len(self._to_judge))):
             self._judge(self._to_judge.popleft())
         budget = Need(1, 0, VICTIMS_PER_TICK, TURNS_PER_CALL)
         while self._trims and not budget.met:
             self._trim(budget)
+        if self._card_next and not self._trims and not self._to_judge:
+            self._card_next = False
+            self._begin_pass()
         if self._pass is not None and not budget.met:
             self._go_on(self._pass, budget)
 
     def _begin(self, now_ns: int) -> None:
-        rules, limits, quotas = self._rules, self._state.limits, self._state.quotas
-        self._cycle_at_ns = now_ns + rules.interval_ns
+        quotas = self._state.quotas
+        self._cycle_at_ns = now_ns + self._rules.interval_ns
         self._state.counters.eviction_cycles += 1
         quotas.cycle()
         changed, quotas.changed = quotas.changed, set()
         if self._able:
             self._suspects.update(dict.fromkeys(changed))
-            if self._isolated:
-                for scope in changed:
-                    self._fair.list(scope)
         self._to_judge.extend(self._suspects)
         self._suspects = {}
+        self._card_next = True
+
+    def _begin_pass(self) -> None:
+        """Look at the whole card, when what quotas take is gone."""
+        rules, limits = self._rules, self._state.limits
         if self._full() and self.reclaimable()[1]:
             used_au, used_objects = self._used()
             trigger, ratio = rules.trigger_watermark, rules.eviction_ratio
@@ -185,45 +194,45 @@ class Eviction:
         """A scope holds more than before, or has more to give."""
         if self._isolated:
             self._fair.list(scope)
-        if self._soft and self._excess_au(scope):
+        if self._soft and self._excess(scope) is not None:
             self._suspects[scope] = None
 
-    def _excess_au(self, scope: Scope) -> int:
-        """What the cycle takes from a scope for its quota, as things are now."""
+    def _excess(self, scope: Scope) -> Need | None:
+        """What a cycle takes from a scope for its quota, as things are now."""
         limit_au, held_au = scope.limit_au, scope.held_au
-        if limit_au is None:
-            return 0
-        if not self._soft or not limit_au:
-            return max(0, held_au - limit_au)
-        rules = self._rules
-        return (
-            math.ceil(rules.eviction_ratio * held_au) if held_au >= rules.trigger_watermark * limit_au else 0
-        )
+        if limit_au is None or not scope.members:
+            return None
+        if not limit_au:
+            return Need(held_au, scope.members, VICTIMS_PER_TICK, 1)
+        if self._soft:
+            rules = self._rules
+            full = held_au >= rules.trigger_watermark * limit_au
+            excess_au = math.ceil(rules.eviction_ratio * held_au) if full else 0
+        else:
+            excess_au = held_au - limit_au
+        return Need(excess_au, 0, VICTIMS_PER_TICK, 1) if excess_au > 0 else None
 
     def _judge(self, scope: Scope) -> None:
-        if self._state.names.scopes.get(scope.name) is not scope:
-            return
-        excess_au = self._excess_au(scope)
-        if excess_au:
-            self._trims.append((scope, Need(excess_au, 0, VICTIMS_PER_TICK, 1)))
-        elif scope.limit_au == 0 and scope.members:
-            # What takes no units is over a limit of nothing all the same.
-            self._trims.append((scope, Need(0, scope.members, VICTIMS_PER_TICK, 1)))
+        need = self._excess(scope) if self._in_use(scope) else None
+        if need is not None:
+            self._trims.append((scope, need))
 
     def _trim(self, budget: Need) -> None:
         scope, need = self._trims[0]
         need.victims_max, need.turns_max = budget.victims_max, 1
-        if self._state.names.scopes.get(scope.name) is scope:
+        if self._in_use(scope):
             self._doom(self._order.oldest_of(scope, need), DeleteCause.EVICTED_QUOTA)
-            used_up = need.victims_max <= 0
             budget.victims_max = need.victims_max
-            if used_up and not need.enough:
+            if need.victims_max <= 0 and not need.enough:
                 return
-            if not need.enough:
-                # The rest is guarded now, or not live yet: the next cycle looks again.
+            if self._excess(scope) is not None:
+                # A share was taken and it is still too much, or the rest is guarded, or not live yet.
                 self._suspects[scope] = None
         budget.turns_max -= 1
         self._trims.popleft()
+
+    def _in_use(self, scope: Scope) -> bool:
+        return self._state.names.scopes.get(scope.name) is scope
 
     # --- the policy ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from .tenancy import COUNTED_TENANTS_MAX, EvictionPolicy, TenantCounters, Tenant
 from .types import NO_LSN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from .names import Names, Scope
     from .records import RecordLog
@@ -59,6 +59,8 @@ class Quotas:
         """Rows that were taken away; kept until no checkpoint can bring them back (`forget_removed`)."""
         self.changed: set[Scope] = set()
         """Scopes whose limit changed: the next cycle looks at them."""
+        self.on_limit: Callable[[Scope], None] | None = None
+        """Told of each scope in use whose limit may have changed."""
         self._names = names
         self._au_bytes = limits.au_bytes
         self._rules = limits.eviction
@@ -93,11 +95,12 @@ class Quotas:
         if scope is not None:
             self._attach(scope)
             self.changed.add(scope)
+            if self.on_limit is not None:
+                self.on_limit(scope)
 
     def _reattach_all(self) -> None:
-        for scope in self._names.scopes.values():
-            self._attach(scope)
-            self.changed.add(scope)
+        for name in self._names.scopes:
+            self._reattach(name)
 
     # --- changes --------------------------------------------------------------------------------------------
 
