@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 from tests.crash.explore import cut_by_death, cut_by_power
-from tests.crash.cutoff import any_lost_write_before_a_clean_stop, any_owner_that_comes_back
+from tests.crash.cutoff import (
+    any_lost_write_before_a_clean_stop,
+    any_owner_that_comes_back,
+    any_owner_that_comes_back_late,
+    loser_acknowledges_nothing,
+)
 from tests.crash.scenarios import SCENARIOS
 from tests.sim.mutations import FreesBeforeTombstone
 from tests.sim.warm import play_warm
@@ -206,7 +211,7 @@ MUTATIONS: Final = (
     Mutation(
         "units reused before their tombstone is durable",
         _of_session("Engine", FreesBeforeTombstone),
-        partial(by_power, "evict"),
+        partial(by_power, "reuse"),
     ),
     Mutation(
         "records before data", _of_session("JournalWriter", _RecordsBeforeData), partial(by_power, "store")
@@ -236,6 +241,16 @@ MUTATIONS: Final = (
     Mutation(
         "acknowledged without looking at the superblock",
         _of_session("JournalWriter", _NoFencingRead),
+        loser_acknowledges_nothing,
+    ),
+    Mutation(
+        "writes behind a new connection without looking",
+        (("xkv_gateway.card.blocks.CardBlocks.guard", lambda *_: None),),
+        any_owner_that_comes_back_late,
+    ),
+    Mutation(
+        "no second wait for an owner that comes back",
+        _of_session("CHECK_AGE_MAX_NS", 0),
         any_owner_that_comes_back,
     ),
     Mutation(

@@ -87,6 +87,17 @@ async def replace(bench: CrashBench) -> None:
     await life.save(b"five", size_bytes=3 * 4096)
 
 
+async def reuse(bench: CrashBench) -> None:
+    """Units are wanted while the record that frees them is on its way."""
+    life = await bench.open_owned()
+    await life.fill()
+    deleting = asyncio.create_task(life.delete(b"two", b"five"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    bench.told.evicts = True
+    await asyncio.gather(deleting, life.save(b"new", size_bytes=5 * 4096))
+
+
 async def evict(bench: CrashBench) -> None:
     life = await bench.open_owned()
     await life.fill()
@@ -282,6 +293,7 @@ SCENARIOS: Final = (
     Scenario("store several", store_several),
     Scenario("delete", delete),
     Scenario("replace on a full card", replace),
+    Scenario("reuse", reuse),
     Scenario("evict", evict),
     Scenario("wipe", wipe),
     Scenario("checkpoint", checkpoint),

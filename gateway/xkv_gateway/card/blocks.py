@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from xkv_nvmeof.blockdev import CommandFailed, DataCorrupted, DeviceError, DeviceState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from xkv_nvmeof.blockdev import BlockDevice
 
@@ -34,12 +34,17 @@ class CardBlocks:
     def __init__(self, device: BlockDevice) -> None:
         self._device = device
         self._online = asyncio.Event()
+        self._connections = 0
+        self._trusted = 0
+        """The last connection on which `guard` was satisfied."""
+        self._guard: Callable[[], Awaitable[None]] | None = None
         if device.state is DeviceState.ONLINE:
             self._online.set()
         device.add_state_listener(self._changed)
 
     def _changed(self, state: DeviceState, reason: str) -> None:  # noqa: ARG002 - the daemon's log has the reason
         if state is DeviceState.ONLINE:
+            self._connections += 1
             self._online.set()
         else:
             self._online.clear()
@@ -47,6 +52,18 @@ class CardBlocks:
     async def online(self) -> None:
         """Return once the card can be reached."""
         await self._online.wait()
+
+    def guard(self, verify: Callable[[], Awaitable[None]]) -> None:
+        """Behind each new connection write nothing before `verify` has returned: another one may have the card by then."""
+        self._guard, self._trusted = verify, self._connections
+
+    async def _writable(self) -> None:
+        await self._online.wait()
+        while self._guard is not None and self._trusted != self._connections:
+            connection = self._connections
+            await self._guard()
+            self._trusted = connection
+            await self._online.wait()
 
     async def read(self, offset_bytes: int, length_bytes: int) -> memoryview:
         """Return the bytes.
@@ -82,11 +99,12 @@ class CardBlocks:
 
         Raises:
             CardFailed: the controller refused it again and again.
+            CardLost: the guard found another owner behind a new connection.
         """
         views = [memoryview(buffer) for buffer in buffers]
         refusals = 0
         while True:
-            await self._online.wait()
+            await self._writable()
             try:
                 await self._device.write_from(offset_bytes, views)
                 if flush:

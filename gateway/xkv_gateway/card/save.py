@@ -116,6 +116,11 @@ class Save:
         unsettled = dict(plans)
         try:
             sums = dict(zip(plans, await checksums([self._payloads[index] for index in plans]), strict=True))
+            if not self._store.writable:
+                # The card was away meanwhile: it may belong to another one by now. Nothing was written.
+                engine.abort_store(list(unsettled.values()), self._store.clock(), None)
+                unsettled.clear()
+                return
             failures = await self._store.transfer.write(
                 [(index, plan.extents, self._payloads[index]) for index, plan in plans.items()]
             )

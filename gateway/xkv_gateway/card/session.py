@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -183,15 +182,15 @@ class CardSession:
             raise
 
     async def _run(self, store: CardStore) -> None:
-        fence = asyncio.create_task(self._fence.run(), name="fence")
-        try:
-            await self._until(self._settle(store), fence)
-        finally:
-            fence.cancel()
-            with suppress(asyncio.CancelledError, CardLost):
-                await fence
-        journal, checkpointer = await self._take()
-        self.journal, self.checkpointer = journal, checkpointer
+        await self._until(self._settle(store), self._fence.run())
+        await self._claim()
+        self._fence = self._new_fence(copy=0, beating=False)
+        await self._fence.verify()
+        self._blocks.guard(self._verify)
+        await self._until(self._take(), self._fence.run())
+        journal, checkpointer = self.journal, self.checkpointer
+        assert journal is not None
+        assert checkpointer is not None
         self._fence = self._new_fence(copy=0, beating=True)
         await self._fence.verify()
         self.phase = Phase.OWNED
@@ -281,7 +280,8 @@ class CardSession:
             )
         return not isinstance(event, End) or event.point != point
 
-    async def _take(self) -> tuple[JournalWriter, Checkpointer]:
+    async def _claim(self) -> None:
+        """Write the superblocks (O5, O6)."""
         options, recovery = self._options, self.recovery
         if not self._taken:
             await self._patiently(self._require_unchanged)
@@ -294,6 +294,10 @@ class CardSession:
                 wall_ns=options.wall_clock(),
             )
             await ownership.write_both(self._blocks, self.superblock, first_copy=self._first_copy)
+
+    async def _take(self) -> None:
+        """Begin the journal of this run (O7)."""
+        options, recovery = self._options, self.recovery
         if self._owner_may_live:
             # It may have come back a moment ago, have looked before these were written, and write yet until it looks again.
             await asyncio.sleep(CHECK_AGE_MAX_NS / 1e9)
@@ -328,7 +332,7 @@ class CardSession:
             for _ in range(CHECKPOINTS):
                 await checkpointer.write(of_what_is_durable=True)
             await journal.start_run()
-        return journal, checkpointer
+        self.journal, self.checkpointer = journal, checkpointer
 
     async def _verify(self) -> None:
         # The fence changes when the run becomes the owner.
