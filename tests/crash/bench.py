@@ -15,6 +15,7 @@ from tests.sim.medium import Image, Medium
 from xkv_gateway.card.blocks import CardBlocks
 from xkv_gateway.card.load import Load
 from xkv_gateway.card.opening import FormatWish, OpenOptions, open_card
+from xkv_gateway.card.operator import Operator
 from xkv_gateway.card.ownership import Owner
 from xkv_gateway.card.runs import DataArea
 from xkv_gateway.card.save import Save
@@ -99,21 +100,22 @@ class Life:
         for key in keys:
             told.hears(key, None)
 
+    @property
+    def operator(self) -> Operator:
+        return Operator(self.session, self.store)
+
     async def wipe(self, scope: bytes | None = None) -> None:
-        """Wipe the namespace, or a scope of it: only what the journal has of it."""
+        """Wipe the namespace, or a scope of it, and see it through."""
         told = self.bench.told
         keys = [key for key in told.may if scope in {None, key[1]}]
         for key in keys:
             told.asks(key, None)
-
-        def wipe() -> Any:
-            outcome = self.store.engine.wipe(NAMESPACE, scope, self.store.clock())
-            self.store.changed()
-            return outcome.lsn
-
-        await self._removed(wipe)
+            told.wiped.add(key)
+        job = self.operator.wipe(NAMESPACE, scope)
+        await job.durable()
         for key in keys:
             told.hears(key, None)
+        await job.run()
 
     async def _removed(self, remove: Callable[[], Any]) -> None:
         while True:

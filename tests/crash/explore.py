@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 SETTLED_S: Final = FAULTS.settle_ns / 1e9 + 1
 
 
+DOOMED_LOOKS: Final = 100
+"""So often doomed space is looked at: it comes back within a second, also where it is erased first."""
+
+
 @dataclass
 class Found:
     """How much was looked at."""
@@ -116,9 +120,12 @@ def sound(life: Life) -> None:
 
 async def use(life: Life) -> None:
     """Everything works: all that is free can be stored, and nothing else suffers."""
-    await asyncio.sleep(0.01)
-    usage = life.store.engine.usage()
-    if (usage.doomed_au or usage.quarantined_au) and not life.bench.told.wipes:
+    for _ in range(DOOMED_LOOKS):
+        await asyncio.sleep(0.01)
+        usage = life.store.engine.usage()
+        if not (usage.doomed_au or usage.quarantined_au):
+            break
+    else:
         raise Broken(f"space that nobody uses does not come back: {usage}")
     await life.fill()
     evicts, life.bench.told.evicts = life.bench.told.evicts, False

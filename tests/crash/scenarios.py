@@ -107,9 +107,21 @@ async def evict(bench: CrashBench) -> None:
 
 async def wipe(bench: CrashBench) -> None:
     life = await bench.open_owned()
-    bench.told.wipes = True
     await life.wipe(b"tenant")
     await life.save(b"after", scope=b"")
+
+
+async def wipe_all(bench: CrashBench) -> None:
+    life = await bench.open_owned()
+    await asyncio.gather(life.wipe(), life.save(b"beside", scope=b"n"))
+
+
+async def limit(bench: CrashBench) -> None:
+    """Quotas go to the ledger and to the journal."""
+    life = await bench.open_owned()
+    await life.operator.set_tenant("a tenant", b"tenant", 1 << 30)
+    await life.save(b"within")
+    await life.operator.set_limit(b"other", 0)
 
 
 async def checkpoint(bench: CrashBench) -> None:
@@ -296,6 +308,8 @@ SCENARIOS: Final = (
     Scenario("reuse", reuse),
     Scenario("evict", evict),
     Scenario("wipe", wipe),
+    Scenario("wipe all", wipe_all),
+    Scenario("limit", limit),
     Scenario("checkpoint", checkpoint),
     Scenario("checkpoint under load", fuzzy_checkpoint),
     Scenario("journal wrap", journal_wrap, (populated, near_the_end_of_the_ring)),

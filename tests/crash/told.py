@@ -32,15 +32,21 @@ class Told:
     formatting: bool = False
     """A forced format is under way: all may be there, or nothing."""
 
-    wipes: bool = False
-    """Space that was wiped comes back when it is erased."""
+    ever: dict[Key, set[Content]] = field(default_factory=dict)
+    """All that was ever asked to be there."""
+    wiped: set[Key] = field(default_factory=set)
+    """Keys that were wiped, and not asked for since."""
 
     def copy(self) -> Told:
-        return replace(self, may=dict(self.may))
+        ever = {key: set(contents) for key, contents in self.ever.items()}
+        return replace(self, may=dict(self.may), ever=ever, wiped=set(self.wiped))
 
     def asks(self, key: Key, content: Content) -> None:
         """A change was asked for: from now on both may be there."""
         self.may[key] = self.may.get(key, NOTHING) | {content}
+        self.ever.setdefault(key, {None}).add(content)
+        if content is not None:
+            self.wiped.discard(key)
 
     def hears(self, key: Key, content: Content) -> None:
         """It was acknowledged: from now on only that."""

@@ -116,7 +116,7 @@ class CardStore(Turns):
         return self._ownership.pressed
 
     def lookup(self, request: Lookup) -> LookupOutcome:
-        """Answer a lookup; `arm_timer_soon` is due where it granted a lease. While the card is offline all is a miss, at once (R10)."""
+        """Answer a lookup; `arm_timer` is due where it granted a lease. While the card is offline all is a miss, at once (R10)."""
         if not self.online:
             each = request.mode is LookupMode.EACH
             return LookupOutcome(0, [None] * len(request.keys) if each else [], None, 0)

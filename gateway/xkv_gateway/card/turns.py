@@ -40,7 +40,6 @@ class Turns:
         self._room: list[asyncio.Future[bool]] = []
         self._turn_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._arming: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
         self.on_wipe: Callable[[], None] = _nobody
         """Called at the end of each turn while a wipe is under way."""
@@ -145,15 +144,6 @@ class Turns:
         self._timer_at_ns = deadline_ns
         self._timer = self._loop.call_later(delay_s, self._tick)
 
-    def arm_timer_soon(self) -> None:
-        """Arm the timer in a moment: the thread that sends the reply just given may need this core first."""
-        if self._arming is None:
-            self._arming = self._loop.call_later(TICK_DELAY_MIN_NS / 1e9, self._arm)
-
-    def _arm(self) -> None:
-        self._arming = None
-        self.arm_timer()
-
     def _tick(self) -> None:
         self._timer = None
         if not self.pressed:
@@ -163,9 +153,6 @@ class Turns:
 
     def close(self) -> None:
         """Stop the timer. Waiters are left to their own deadlines."""
-        if self._arming is not None:
-            self._arming.cancel()
-            self._arming = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -209,7 +209,7 @@ class ControlService:
         )
         if outcome.lease is not None:
             # The lease is entered behind the reply: the client reads it meanwhile.
-            self._store.arm_timer_soon()
+            self._store.arm_timer()
         self._meter.lookup(call, request, outcome.hits, self._store.clock())
 
     def _delete(self, call: Call, request: m.Delete) -> None:
