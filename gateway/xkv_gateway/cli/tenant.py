@@ -39,12 +39,11 @@ def list_(*, client: AdminClient, as_json: bool) -> None:
             format_size(entry["charged_bytes"]),
             size_or(entry["limit_bytes"], "-"),
             share_text(entry["charged_bytes"], entry["limit_bytes"]),
-            f"{entry['leases']:,}",
         )
         for entry in entries
     ]
-    rest = (f"{head['unnamed_objects']:,}", format_size(head["unnamed_charged_bytes"]), "", "", "")
-    print_table(("tenant", "objects", "used", "limit", "", "leases"), [*rows, ("(without a name)", *rest)])
+    rest = (f"{head['unnamed_objects']:,}", format_size(head["unnamed_charged_bytes"]), "", "")
+    print_table(("tenant", "objects", "used", "limit", ""), [*rows, ("(all without a name)", *rest)])
     if not head["complete"]:
         click.echo(
             "Damage took quotas away: set those that are missing, then say `xkv-gateway tenant confirm`."

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 LINES_MIN: Final = 5
 HEAD_LINES: Final = 9
+NAME_WIDTH: Final = 20
+WIDE: Final = 120
+"""Columns from which on everything has room."""
 
 
 @click.command()
@@ -49,7 +52,10 @@ def top(interval: float, *, client: AdminClient, once: bool, as_json: bool) -> E
         if as_json:
             print_json(seen.to_json())
         else:
-            Console(file=sys.stdout, highlight=False).print(_screen(seen, client.where, None))
+            console = Console(file=sys.stdout, highlight=False)
+            # What is not a terminal has no width of its own.
+            width = console.width if console.is_terminal else max(console.width, WIDE)
+            console.print(_screen(seen, client.where, None, wide=width >= WIDE), width=width)
         return ExitCode.OK if seen.card == "online" else ExitCode.DEGRADED
     console = Console(highlight=False)
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
@@ -58,7 +64,8 @@ def top(interval: float, *, client: AdminClient, once: bool, as_json: bool) -> E
                 time.sleep(interval)
                 now = _look(client)
                 room = max(LINES_MIN, console.size.height - HEAD_LINES)
-                live.update(_screen(view(before, now), client.where, room), refresh=True)
+                screen = _screen(view(before, now), client.where, room, wide=console.width >= WIDE)
+                live.update(screen, refresh=True)
                 before = now
         except KeyboardInterrupt:
             return ExitCode.OK
@@ -71,8 +78,8 @@ def _look(client: AdminClient) -> Look:
     return Look(monotonic_ns(), status, tenants, head["unnamed_objects"], head["unnamed_charged_bytes"])
 
 
-def _screen(seen: View, where: str, lines_max: int | None) -> RenderableType:
-    """Return the screen; at most `lines_max` tenants, those that hold most."""
+def _screen(seen: View, where: str, lines_max: int | None, *, wide: bool) -> RenderableType:
+    """Return the screen; at most `lines_max` tenants, those that hold most. Not `wide`: without limits and objects."""
     style = "green" if seen.card == "online" else "bold red"
     reason = f" ({ascii_only(seen.reason)})" if seen.reason and seen.card != "online" else ""
     queues = ", ".join(f"{count} {name}" for name, count in seen.queues.items())
@@ -87,17 +94,17 @@ def _screen(seen: View, where: str, lines_max: int | None) -> RenderableType:
         f"in flight: {queues or 'nothing'}   journal {seen.journal_share:.0%}\n",
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("tenant", overflow="ellipsis", no_wrap=True)
-    for name in ("used", "limit", "", "objects", "keys/s", "hit rate", "stored", "evicted/s", "refused/s"):
+    table.add_column("tenant", overflow="ellipsis", no_wrap=True, max_width=None if wide else NAME_WIDTH)
+    extra = ("limit", "objects") if wide else ()
+    for name in ("used", "", *extra, "keys/s", "hit rate", "stored", "evict/s", "refuse/s"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = seen.tenants if lines_max is None else seen.tenants[:lines_max]
     for line in shown:
         table.add_row(
             Text(ascii_only(line.name)),
             format_size(line.charged_bytes),
-            size_or(line.limit_bytes, "-"),
             share_text(line.charged_bytes, line.limit_bytes),
-            f"{line.objects:,}",
+            *((size_or(line.limit_bytes, "-"), f"{line.objects:,}") if wide else ()),
             _number(line.lookup_keys),
             _percent(line.hit_rate),
             "-" if line.stored_bytes is None else _rate(line.stored_bytes),

@@ -78,7 +78,15 @@ def view(before: Look, now: Look) -> View:
     known = {tenant["scope"]: tenant for tenant in before.tenants} if old else {}
     lines = [_line(tenant, known.get(tenant["scope"]), elapsed_s) for tenant in now.tenants]
     rest = TenantLine(
-        "(without a name)", now.unnamed_charged_bytes, None, now.unnamed_objects, None, None, None, None, None
+        "(all without a name)",
+        now.unnamed_charged_bytes,
+        None,
+        now.unnamed_objects,
+        None,
+        None,
+        None,
+        None,
+        None,
     )
     return View(
         elapsed_s=round(elapsed_s, 3),

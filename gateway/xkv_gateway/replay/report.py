@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MIB: Final = 1024 * 1024
 TENANTS_SHOWN_MAX: Final = 50
 """In the table for people; the JSON document has all."""
+SCOPE_DIGITS_SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +190,14 @@ def _tenants(outcome: ReplayOutcome) -> Table:
     more = f", the first {shown} of {len(outcome.scopes):,}" if shown < len(outcome.scopes) else ""
     table = Table(title=f"tenants{more}", title_justify="left")
     table.add_column("tenant")
-    table.add_column("scope", no_wrap=True)
-    for name in ("requests", "blocks asked for", "hits", "hit rate", "stored", "over quota"):
+    table.add_column("scope")
+    for name in ("requests", "asked for", "hits", "hit rate", "stored", "over quota"):
         table.add_column(name, justify="right")
     for number in range(shown):
         part = outcome.stats.of(number)
         table.add_row(
             str(number),
-            outcome.scopes[number].hex(),
+            f"{outcome.scopes[number].hex()[:SCOPE_DIGITS_SHOWN]}...",
             f"{part.requests:,}",
             f"{part.blocks_asked:,}",
             f"{part.blocks_hit:,}",
