@@ -28,6 +28,8 @@ PARTS: Final = {
     "frontend": "bench.frontend",
     "recovery": "bench.recovery",
     "tenants": "bench.tenants",
+    "isolation": "bench.isolation",
+    "scrape": "bench.scrape",
 }
 
 FAILURES: Final = (BenchError, DeviceError, XkvRpcError, OSError)

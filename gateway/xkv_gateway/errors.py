@@ -32,6 +32,8 @@ class ExitCode(IntEnum):
     """`replay`: bytes came back that are not the ones that were stored."""
     CARD_LOST = 9
     """`serve`: another gateway took the card, or it was formatted, zeroed or exchanged while it was in use."""
+    REFUSED = 10
+    """`ns`, `tenant`, `quota`: the gateway refused it, or nobody confirmed it: no such name, a name that is taken, no room for it."""
     INTERNAL = 70
     """A bug of ours: the log has the trace."""
     FORCED = 75
@@ -89,6 +91,12 @@ class CardLostError(GatewayError):
     """The card is not ours any more."""
 
     exit_code = ExitCode.CARD_LOST
+
+
+class RefusedError(GatewayError):
+    """The gateway said no, or the person who was asked did: nothing was changed."""
+
+    exit_code = ExitCode.REFUSED
 
 
 class StateDirError(GatewayError):

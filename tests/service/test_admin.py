@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from tests.service.fake_card import fake_sources
 from tests.service.fake_status import FakeSource
 from xkv_gateway.binds import BindAddress, bind_tcp
 from xkv_gateway.service.admin import AdminServer, create_app
@@ -28,7 +29,7 @@ async def client(source: FakeSource) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the real server, over a real socket."""
     listener = bind_tcp(LOOPBACK, section="admin")
     port = listener.getsockname()[1]
-    server = AdminServer(create_app(source, LOOPBACK), listener)
+    server = AdminServer(create_app(fake_sources(source), LOOPBACK), listener)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.run())
         async with httpx.AsyncClient(
@@ -68,29 +69,29 @@ async def test_metrics_are_prometheus_text_with_our_names_only(client: httpx.Asy
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()
     for line in (
-        'xkv_gateway_info{version="1.2.3"} 1.0',
-        "xkv_gateway_ready 1.0",
-        'xkv_gateway_card_state{state="online"} 1.0',
-        'xkv_gateway_card_state{state="offline"} 0.0',
-        'xkv_gateway_usage_bytes{kind="quarantined"} 40.0',
-        'xkv_gateway_requests_total{op="lookup"} 5.0',
-        'xkv_gateway_errors_total{code="busy"} 1.0',
-        "xkv_gateway_cache_hits_total 3.0",
-        "xkv_gateway_warm 0.0",
-        "xkv_gateway_card_epoch 5.0",
-        "xkv_gateway_recovery_seconds 0.25",
-        "xkv_gateway_recovered_objects 7.0",
-        "xkv_gateway_recovery_dropped_objects 1.0",
-        "xkv_gateway_recovery_damages 1.0",
-        "xkv_gateway_journal_used_bytes 4096.0",
-        "xkv_gateway_journal_batches_total 3.0",
-        "xkv_gateway_checkpoints_total 2.0",
-        "xkv_gateway_device_write_bytes_total 13.0",
-        "xkv_gateway_control_replies_dropped_total 2.0",
-        "xkv_gateway_soft_card_restarts_total 1.0",
+        'xkv_info{version="1.2.3"} 1.0',
+        "xkv_ready 1.0",
+        'xkv_card_state{state="online"} 1.0',
+        'xkv_card_state{state="offline"} 0.0',
+        'xkv_usage_bytes{kind="quarantined"} 40.0',
+        'xkv_requests_total{op="lookup"} 5.0',
+        'xkv_errors_total{code="busy"} 1.0',
+        "xkv_cache_hits_total 3.0",
+        "xkv_warm 0.0",
+        "xkv_card_epoch 5.0",
+        "xkv_recovery_seconds 0.25",
+        "xkv_recovered_objects 7.0",
+        "xkv_recovery_dropped_objects 1.0",
+        "xkv_recovery_damages 1.0",
+        "xkv_journal_used_bytes 4096.0",
+        "xkv_journal_batches_total 3.0",
+        "xkv_checkpoints_total 2.0",
+        "xkv_card_io_write_bytes_total 13.0",
+        "xkv_control_replies_dropped_total 2.0",
+        "xkv_soft_card_restarts_total 1.0",
     ):
         assert line in lines
-    assert all(line.startswith(("# ", "xkv_gateway_")) for line in lines)
+    assert all(line.startswith(("# ", "xkv_")) for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ async def test_metrics_are_prometheus_text_with_our_names_only(client: httpx.Asy
         ("GET", "/", 404, "not_found"),
         ("GET", "/v1/status/", 404, "not_found"),
         ("GET", "/V1/status", 404, "not_found"),
-        ("GET", "/v1/namespaces", 404, "not_found"),
+        ("GET", "/v1/namespace", 404, "not_found"),
         ("GET", "//healthz", 404, "not_found"),
         ("GET", "/healthz/%2e%2e", 404, "not_found"),
         ("POST", "/v1/status", 405, "method_not_allowed"),
@@ -154,7 +155,7 @@ async def test_a_request_under_a_loopback_host_is_served(client: httpx.AsyncClie
     [("192.0.2.7:5558", 200), ("[2001:db8::1]", 200), ("card.lan", 200), ("evil.example", 403)],
 )
 async def test_a_listener_on_all_addresses_takes_any_address_and_its_own_name(host: str, status: int) -> None:
-    app = create_app(FakeSource(), BindAddress("card.lan", "0.0.0.0", 5558))
+    app = create_app(fake_sources(), BindAddress("card.lan", "0.0.0.0", 5558))
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         assert (await client.get("/healthz", headers={"Host": host})).status_code == status
@@ -163,7 +164,7 @@ async def test_a_listener_on_all_addresses_takes_any_address_and_its_own_name(ho
 async def test_stopping_does_not_wait_for_idle_or_half_open_connections(source: FakeSource) -> None:
     listener = bind_tcp(LOOPBACK, section="admin")
     port = listener.getsockname()[1]
-    server = AdminServer(create_app(source, LOOPBACK), listener)
+    server = AdminServer(create_app(fake_sources(source), LOOPBACK), listener)
     task = asyncio.create_task(server.run())
     writers = []
     for sent in (

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from tests.service.fake_status import FakeSource
+from tests.service.fake_card import fake_sources
 from xkv_gateway.binds import BindAddress
 from xkv_gateway.errors import ConfigError
 from xkv_gateway.service.admin import create_app, create_metrics_app, error_response
@@ -157,17 +157,17 @@ def test_tokens_may_be_credentials(tmp_path: Path) -> None:
 async def test_the_real_application_asks_for_tokens_too_and_on_a_unix_socket_it_does_not(
     tokens: Tokens,
 ) -> None:
-    async with client_of(create_app(FakeSource(), LOOPBACK, lambda: tokens)) as client:
+    async with client_of(create_app(fake_sources(), LOOPBACK, lambda: tokens)) as client:
         assert (await client.get("/v1/status")).status_code == 401
         assert (await client.get("/metrics")).status_code == 401
         headers = {"Authorization": f"Bearer {READ}"}
         assert (await client.get("/v1/status", headers=headers)).status_code == 200
-    async with client_of(create_app(FakeSource(), None, lambda: tokens)) as client:
+    async with client_of(create_app(fake_sources(), None, lambda: tokens)) as client:
         assert (await client.get("/v1/status")).status_code == 200
 
 
 async def test_the_metrics_address_has_metrics_and_health_to_read_and_nothing_else() -> None:
-    async with client_of(create_metrics_app(FakeSource())) as client:
+    async with client_of(create_metrics_app(fake_sources())) as client:
         assert (await client.get("/metrics", headers={"Host": "card.lan"})).status_code == 200
         assert (await client.get("/healthz")).status_code == 200
         for path in ("/v1/status", "/v1/card", "/readyz", "/", "/quota", "/openapi.json"):

@@ -159,6 +159,11 @@ class CardStore(Turns):
         if not self._ownership.writable:
             raise CardRecovering
 
+    @property
+    def loads(self) -> int:
+        """Loads under way: their objects are pinned."""
+        return self._loads
+
     # --- the run's part -------------------------------------------------------------------------------------
 
     def save_begins(self) -> None:

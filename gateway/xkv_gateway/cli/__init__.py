@@ -24,6 +24,11 @@ log = logging.getLogger(__name__)
 COMMANDS: Final = {
     "serve": "xkv_gateway.cli.serve",
     "status": "xkv_gateway.cli.status",
+    "top": "xkv_gateway.cli.top",
+    "ns": "xkv_gateway.cli.ns",
+    "tenant": "xkv_gateway.cli.tenant",
+    "quota": "xkv_gateway.cli.quota",
+    "salt": "xkv_gateway.cli.salt",
     "replay": "xkv_gateway.replay.command",
     "card": "xkv_gateway.cli.card",
     "config": "xkv_gateway.cli.config",

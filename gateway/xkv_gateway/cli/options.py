@@ -42,6 +42,30 @@ FLAGS: Final = {
         "--admin-bind-address", ("admin", "bind_address"), "ADDRESS", "Address of the admin port (HTTP)."
     ),
     "admin_port": Flag("--admin-port", ("admin", "port"), "PORT", "Admin port; 0 lets the kernel choose."),
+    "eviction_policy": Flag(
+        "--eviction-policy", ("eviction", "policy"), "POLICY", "LRU, IsolatedLRU or noop."
+    ),
+    "eviction_trigger_watermark": Flag(
+        "--eviction-trigger-watermark",
+        ("eviction", "trigger_watermark"),
+        "SHARE",
+        "Share in use at which objects go in the background ...",
+    ),
+    "eviction_ratio": Flag(
+        "--eviction-ratio", ("eviction", "eviction_ratio"), "SHARE", "... and the share of it that goes."
+    ),
+    "eviction_interval": Flag(
+        "--eviction-interval", ("eviction", "interval_s"), "SECONDS", "How often it is looked."
+    ),
+    "eviction_enforcement": Flag(
+        "--eviction-enforcement", ("eviction", "enforcement"), "HOW", "Of quotas: hard or soft."
+    ),
+    "eviction_unregistered_limit": Flag(
+        "--eviction-unregistered-limit",
+        ("eviction", "unregistered_limit"),
+        "SIZE",
+        "With IsolatedLRU: quota of tenants without one.",
+    ),
     "state_dir": Flag("--state-dir", ("state_dir",), "DIR", "Directory of what is kept between runs."),
 }
 """Parameter name -> flag."""

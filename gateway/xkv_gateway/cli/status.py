@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 3.0
 ANSWER_BYTES_MAX: Final = 4 << 20
-_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what was bound, not what is bound
+WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what was bound, not what is bound
 
 
 @click.command()
@@ -44,9 +44,9 @@ def status(admin: str | None, file: Path | None, token_file: Path | None, *, as_
     """
     settings = load_settings(file, {}).config.admin
     if admin is None:
-        host, port = _WILDCARDS.get(settings.bind_address, settings.bind_address), settings.port
+        host, port = WILDCARDS.get(settings.bind_address, settings.bind_address), settings.port
     else:
-        host, port = _split(admin)
+        host, port = split_admin(admin)
     answer = fetch_status(host, port, _token(settings, token_file))
     if as_json:
         click.echo(json.dumps(answer, indent=2))
@@ -56,7 +56,8 @@ def status(admin: str | None, file: Path | None, token_file: Path | None, *, as_
     return ExitCode.OK if healthy else ExitCode.DEGRADED
 
 
-def _split(admin: str) -> tuple[str, int]:
+def split_admin(admin: str) -> tuple[str, int]:
+    """Return host and port of `--admin`. Raises ConfigError."""
     host, colon, port = admin.removeprefix("http://").rstrip("/").rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"--admin {admin!r}: write HOST:PORT, such as 127.0.0.1:5558")

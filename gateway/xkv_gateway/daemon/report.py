@@ -114,6 +114,11 @@ class Reporter:
             errors=dict(counters.errors),
             transport={name: value for name, value in asdict(counters).items() if isinstance(value, int)},
             device=asdict(self._attached.device.counters),
+            queues={
+                "requests": self._server.in_flight,
+                "loads": self._store.loads,
+                "stores": self._store.saves,
+            },
         )
 
     def _card_state(self) -> CardState:

@@ -13,11 +13,13 @@ import logging
 import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.card.blocks import CardFailed
 from xkv_gateway.card.fence import CardLost
+from xkv_gateway.card.operator import Operator
 from xkv_gateway.cardurl import SoftCardUrl, parse_card_url
 from xkv_gateway.daemon.card import open_attached
 from xkv_gateway.daemon.notify import Notifier
@@ -28,6 +30,8 @@ from xkv_gateway.daemon.upkeep import Reloader, keep_told
 from xkv_gateway.errors import CardLostError, CardUnavailableError, ExitCode
 from xkv_gateway.service.admin import AdminServer, create_app, create_metrics_app
 from xkv_gateway.service.control import ControlService
+from xkv_gateway.service.meter import Meter
+from xkv_gateway.service.metrics import AdminSources
 from xkv_gateway.state import HostIdentity, configured_identity, lock_state_dir
 from xkv_gateway.target.attach import AttachedCard, attach, initiator_options
 from xkv_gateway.target.softcard import default_size
@@ -181,6 +185,8 @@ class Daemon:
             state_dir=str(self._state_dir),
             clock=self._clock,
         )
+        operator = Operator(session, store)
+        meter = Meter(partial(_label, operator))
         service = ControlService(
             store,
             reporter.hello,
@@ -188,8 +194,10 @@ class Daemon:
             self._limits,
             store_wait_ns=config.eviction.store_wait_ms * 1_000_000,
             inline_loads_bytes_max=INLINE_MESSAGES_READ_MAX * self._limits.inline_bytes,
+            meter=meter,
         )
-        return _Parts(ports, attached, session, store, service, reporter, _admin(ports, reporter))
+        admin = _admin(ports, AdminSources(reporter, meter, operator, self._clock))
+        return _Parts(ports, attached, session, store, service, reporter, admin)
 
     # --- serve and stop -------------------------------------------------------------------------------------
 
@@ -264,13 +272,19 @@ async def _drain(parts: _Parts) -> bool:
     return drained
 
 
-def _admin(ports: Ports, reporter: Reporter) -> list[AdminServer]:
+def _label(operator: Operator, scope: bytes) -> str | None:
+    """Return the name under which a tenant is counted: those that have no counters of their own have none."""
+    tenant = operator.tenant(scope)
+    return None if tenant.counters is None else tenant.name
+
+
+def _admin(ports: Ports, sources: AdminSources) -> list[AdminServer]:
     """Return a server for each listener of the admin port."""
-    servers = [AdminServer(create_app(reporter, ports.admin_bind, ports.tokens.now), ports.admin_listener)]
+    servers = [AdminServer(create_app(sources, ports.admin_bind, ports.tokens.now), ports.admin_listener)]
     if ports.admin_unix_listener is not None:
-        servers.append(AdminServer(create_app(reporter, None), ports.admin_unix_listener))
+        servers.append(AdminServer(create_app(sources, None), ports.admin_unix_listener))
     if ports.metrics_listener is not None:
-        servers.append(AdminServer(create_metrics_app(reporter), ports.metrics_listener))
+        servers.append(AdminServer(create_metrics_app(sources), ports.metrics_listener))
     return servers
 
 

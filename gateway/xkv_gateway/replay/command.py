@@ -21,6 +21,7 @@ from xkv_gateway.replay.generate import PACKAGED
 from xkv_gateway.replay.progress import show_progress
 from xkv_gateway.replay.report import as_document, print_report
 from xkv_gateway.replay.run import ReplayPlan, run_replay
+from xkv_gateway.replay.tenants import TENANTS_MAX
 from xkv_gateway.replay.trace import TraceError, read_trace
 from xkv_gateway.sizes import format_size, parse_size
 from xkv_rpc.curve_files import CertificateError, read_client_keys
@@ -114,6 +115,13 @@ class _Where:
     "--scope", metavar="HEX", callback=_scope, default="", help="Scope of a tenant; none: the default scope."
 )
 @click.option(
+    "--tenants",
+    type=click.IntRange(1, TENANTS_MAX),
+    metavar="N",
+    help="Split the trace over N tenants: a prompt is the tenant's whose number is its second block modulo N."
+    " Their scopes are those of the salts replay-0, replay-1, ...",
+)
+@click.option(
     "--concurrency",
     type=click.IntRange(1, 64),
     default=1,
@@ -154,6 +162,7 @@ def replay(
     block_bytes: int,
     namespace: str,
     scope: bytes,
+    tenants: int | None,
     concurrency: int,
     region: bool | None,
     lease_ms: int,
@@ -173,6 +182,8 @@ def replay(
     Exit code 0: every loaded byte was right; 8: some were not; 2: the trace or an option is wrong; 3: no gateway
     answers, or it went away; 6: the card is offline.
     """
+    if tenants and scope:
+        raise ConfigError("--tenants and --scope: tenants have scopes of their own")
     try:
         loaded = read_trace(trace if trace is not None else PACKAGED, limit=limit)
     except TraceError as error:
@@ -189,6 +200,7 @@ def replay(
         speed=speed,
         lease_ms=lease_ms,
         timeout_ns=int(timeout * 1e9),
+        tenants=tenants or 0,
         keys=_keys(key_file),
     )
     with show_progress(loaded) as on_progress:

@@ -46,9 +46,9 @@ class Link(ABC):
         self.keys_max = hello.limits.keys
         self.windows = windows
 
-    async def lookup(self, keys: list[bytes], lease_ms: int) -> LookupReply:
+    async def lookup(self, scope: bytes, keys: list[bytes], lease_ms: int) -> LookupReply:
         """Ask how many leading keys are held, with a lease on them."""
-        return await self._client.lookup(self._plan.namespace, self._plan.scope, keys, lease_ms=lease_ms)
+        return await self._client.lookup(self._plan.namespace, scope, keys, lease_ms=lease_ms)
 
     async def ping(self) -> None:
         """Find out that the gateway is there.
@@ -65,12 +65,12 @@ class Link(ABC):
 
     @abstractmethod
     async def load(
-        self, keys: list[bytes], lease: bytes | None, window: Window
+        self, scope: bytes, keys: list[bytes], lease: bytes | None, window: Window
     ) -> tuple[list[str], list[memoryview | None]]:
         """Load the keys: a status for each, and where its bytes lie if the status is `ok`."""
 
     @abstractmethod
-    async def store(self, keys: list[bytes], window: Window) -> list[str]:
+    async def store(self, scope: bytes, keys: list[bytes], window: Window) -> list[str]:
         """Store the payloads that lie in the first slots of the window: a status for each key."""
 
 
@@ -86,14 +86,14 @@ class RegionLink(Link):
         self._token = region.token
 
     async def load(
-        self, keys: list[bytes], lease: bytes | None, window: Window
+        self, scope: bytes, keys: list[bytes], lease: bytes | None, window: Window
     ) -> tuple[list[str], list[memoryview | None]]:
         """Load into the slots of the window."""
         count = len(keys)
         lengths = [self._plan.block_bytes] * count
         result = await self._client.load_into(
             self._plan.namespace,
-            self._plan.scope,
+            scope,
             keys,
             self._token,
             window.offsets[:count],
@@ -106,12 +106,12 @@ class RegionLink(Link):
         ]
         return [status.value for status in result.statuses], blocks
 
-    async def store(self, keys: list[bytes], window: Window) -> list[str]:
+    async def store(self, scope: bytes, keys: list[bytes], window: Window) -> list[str]:
         """Store from the slots of the window."""
         count = len(keys)
         sizes = [self._plan.block_bytes] * count
         statuses = await self._client.store_from(
-            self._plan.namespace, self._plan.scope, keys, sizes, self._token, window.offsets[:count]
+            self._plan.namespace, scope, keys, sizes, self._token, window.offsets[:count]
         )
         return [status.value for status in statuses]
 
@@ -123,18 +123,19 @@ class InlineLink(Link):
 
     async def load(
         self,
+        scope: bytes,
         keys: list[bytes],
         lease: bytes | None,
         window: Window,  # noqa: ARG002 - the interface's
     ) -> tuple[list[str], list[memoryview | None]]:
         """Load; the blocks lie in the reply, the window is only the permit to have it in flight."""
-        result = await self._client.load(self._plan.namespace, self._plan.scope, keys, lease=lease)
+        result = await self._client.load(self._plan.namespace, scope, keys, lease=lease)
         return [status.value for status in result.statuses], result.payloads
 
-    async def store(self, keys: list[bytes], window: Window) -> list[str]:
+    async def store(self, scope: bytes, keys: list[bytes], window: Window) -> list[str]:
         """Store the slots of the window; they are not touched before the call has ended."""
         payloads = window.slots[: len(keys)]
-        statuses = await self._client.store(self._plan.namespace, self._plan.scope, keys, payloads)
+        statuses = await self._client.store(self._plan.namespace, scope, keys, payloads)
         return [status.value for status in statuses]
 
 

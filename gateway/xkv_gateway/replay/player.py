@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from xkv_gateway.replay.payload import PayloadPattern, derive_keys
 from xkv_gateway.replay.stats import Mismatch, Operation
+from xkv_gateway.replay.tenants import tenant_of
 from xkv_rpc.errors import ErrorCode, RpcError
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class PlayOptions:
     speed: float | None
     busy_timeout_ns: int
     """How long one message may be turned away as `busy` before the replay gives up."""
+    scopes: Sequence[bytes] = (b"",)
+    """Of the tenants that the trace is split over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class _Prompt:
     """One request of the trace with the keys of its blocks."""
 
     number: int
+    tenant: int
+    scope: bytes
     hash_ids: Sequence[int]
     keys: list[bytes]
 
@@ -92,10 +97,10 @@ class Player:
 
     async def _play_one(self, number: int, request: TraceRequest) -> None:
         keys = derive_keys(request.hash_ids, self._options.block_bytes)
-        prompt = _Prompt(number, request.hash_ids, keys)
+        tenant = tenant_of(request.hash_ids, len(self._options.scopes))
+        prompt = _Prompt(number, tenant, self._options.scopes[tenant], request.hash_ids, keys)
         hits, leases = await self._lookup(prompt)
-        self.stats.blocks_asked += len(keys)
-        self.stats.blocks_hit += hits
+        self.stats.asked(tenant, len(keys), hits)
         # A block that a prompt repeats is stored once: a message may not name a key twice.
         rest = _first_sightings(keys, hits)
         async with asyncio.TaskGroup() as group:
@@ -120,7 +125,7 @@ class Player:
         hits = 0
         for start in range(0, len(prompt.keys), self._link.keys_max):
             keys = prompt.keys[start : start + self._link.keys_max]
-            reply = await self._lookup_message(keys)
+            reply = await self._lookup_message(prompt.scope, keys)
             if reply.hits:
                 leases.append((reply.lease, start, start + reply.hits))
                 self.stats.leases_refused += reply.lease is None
@@ -129,14 +134,18 @@ class Player:
                 break
         return hits, leases
 
-    async def _lookup_message(self, keys: list[bytes]) -> LookupReply:
-        return await self._timed(Operation.LOOKUP, lambda: self._link.lookup(keys, self._options.lease_ms))
+    async def _lookup_message(self, scope: bytes, keys: list[bytes]) -> LookupReply:
+        return await self._timed(
+            Operation.LOOKUP, lambda: self._link.lookup(scope, keys, self._options.lease_ms)
+        )
 
     async def _load(self, prompt: _Prompt, positions: Sequence[int], lease: bytes | None) -> None:
         keys = [prompt.keys[position] for position in positions]
         async with self._windows.window() as window:
             window.poison(len(keys))
-            statuses, blocks = await self._timed(Operation.LOAD, lambda: self._link.load(keys, lease, window))
+            statuses, blocks = await self._timed(
+                Operation.LOAD, lambda: self._link.load(prompt.scope, keys, lease, window)
+            )
             self.stats.loads.update(statuses)
             for position, key, block in zip(positions, keys, blocks, strict=True):
                 if block is None:
@@ -153,8 +162,11 @@ class Player:
         async with self._windows.window() as window:
             for key, slot in zip(keys, window.slots, strict=False):
                 self._pattern.fill(key, slot)
-            statuses = await self._timed(Operation.STORE, lambda: self._link.store(keys, window))
+            statuses = await self._timed(
+                Operation.STORE, lambda: self._link.store(prompt.scope, keys, window)
+            )
             self.stats.stores.update(statuses)
+            self.stats.of(prompt.tenant).stores.update(statuses)
             self.stats.bytes_stored += statuses.count("stored") * self._options.block_bytes
 
     async def _release(self, lease: bytes) -> None:

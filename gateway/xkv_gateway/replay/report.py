@@ -11,11 +11,16 @@ from rich.table import Table
 from xkv_gateway.replay.stats import Operation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from xkv_gateway.replay.stats import LatencySummary, ReplayStats
 
 MIB: Final = 1024 * 1024
+TENANTS_SHOWN_MAX: Final = 50
+"""In the table for people; the JSON document has all."""
+SCOPE_DIGITS_SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class ReplayOutcome:
     elapsed_ns: int
     problem: str | None
     """Why the replay ended early; None when it came to its end."""
+    scopes: Sequence[bytes] = ()
+    """Of the tenants that the trace was split over; empty: it was not."""
 
     def throughput_mib_s(self, transferred_bytes: int) -> float:
         """Bytes over the whole time of the replay."""
@@ -88,6 +95,7 @@ def as_document(outcome: ReplayOutcome) -> dict[str, Any]:
             }
             for mismatch in stats.mismatch_examples
         ],
+        "tenants": [_tenant_document(outcome, number) for number in range(len(outcome.scopes))],
         "loads": dict(sorted(stats.loads.items())),
         "stores": dict(sorted(stats.stores.items())),
         "leases_refused": stats.leases_refused,
@@ -106,6 +114,19 @@ def as_document(outcome: ReplayOutcome) -> dict[str, Any]:
     }
 
 
+def _tenant_document(outcome: ReplayOutcome, number: int) -> dict[str, Any]:
+    part = outcome.stats.of(number)
+    return {
+        "tenant": number,
+        "scope": outcome.scopes[number].hex(),
+        "requests": part.requests,
+        "blocks_asked": part.blocks_asked,
+        "hits": part.blocks_hit,
+        "hit_rate": part.hit_rate,
+        "stores": dict(sorted(part.stores.items())),
+    }
+
+
 def _latency_document(summary: LatencySummary | None) -> dict[str, float] | None:
     if summary is None:
         return None
@@ -117,6 +138,8 @@ def print_report(outcome: ReplayOutcome, console: Console) -> None:
     """Print the tables for people."""
     console.print(_totals(outcome))
     console.print(_latencies(outcome.stats))
+    if outcome.scopes:
+        console.print(_tenants(outcome))
     for mismatch in outcome.stats.mismatch_examples:
         console.print(
             f"[bold red]mismatch[/]: request {mismatch.request_number}, block {mismatch.hash_id}: "
@@ -159,6 +182,29 @@ def _totals(outcome: ReplayOutcome) -> Table:
     table.add_row(
         "throughput", f"{rates[0]} MiB/s ({rates[1]} loaded, {rates[2]} stored), bytes by {outcome.transfer}"
     )
+    return table
+
+
+def _tenants(outcome: ReplayOutcome) -> Table:
+    shown = min(len(outcome.scopes), TENANTS_SHOWN_MAX)
+    more = f", the first {shown} of {len(outcome.scopes):,}" if shown < len(outcome.scopes) else ""
+    table = Table(title=f"tenants{more}", title_justify="left")
+    table.add_column("tenant")
+    table.add_column("scope")
+    for name in ("requests", "asked for", "hits", "hit rate", "stored", "over quota"):
+        table.add_column(name, justify="right")
+    for number in range(shown):
+        part = outcome.stats.of(number)
+        table.add_row(
+            str(number),
+            f"{outcome.scopes[number].hex()[:SCOPE_DIGITS_SHOWN]}...",
+            f"{part.requests:,}",
+            f"{part.blocks_asked:,}",
+            f"{part.blocks_hit:,}",
+            "-" if part.hit_rate is None else f"{100 * part.hit_rate:.2f} %",
+            f"{part.stores['stored']:,}",
+            f"{part.stores['over_quota']:,}",
+        )
     return table
 
 

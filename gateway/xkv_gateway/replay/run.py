@@ -17,6 +17,7 @@ from xkv_gateway.replay.link import open_link
 from xkv_gateway.replay.player import Player, PlayOptions
 from xkv_gateway.replay.report import ReplayOutcome, TraceFacts
 from xkv_gateway.replay.stats import ReplayStats
+from xkv_gateway.replay.tenants import tenant_scopes
 from xkv_rpc.errors import (
     BadReplyError,
     ConnectionResetByClientError,
@@ -61,6 +62,14 @@ class ReplayPlan:
     lease_ms: int
     timeout_ns: int
     """For one answer, and for how long one message may be turned away as busy."""
+    tenants: int = 0
+    """Over how many tenants the trace is split; 0: all of it is `scope`'s."""
+
+    @property
+    def scopes(self) -> list[bytes]:
+        """Scopes of the tenants, by number."""
+        return tenant_scopes(self.tenants) if self.tenants else [self.scope]
+
     keys: ClientKeys | None = None
     """For an endpoint with keys."""
 
@@ -102,10 +111,11 @@ async def run_replay(
             requests=len(trace.requests),
             blocks=trace.blocks,
             distinct_blocks=trace.distinct_blocks(),
-            leading_repeats=trace.leading_repeats(),
+            leading_repeats=trace.leading_repeats(max(1, plan.tenants)),
         ),
         block_bytes=plan.block_bytes,
         namespace=plan.namespace,
+        scopes=plan.scopes if plan.tenants else [],
         transfer=progress.transfer,
         concurrency=plan.concurrency,
         speed=plan.speed,
@@ -131,6 +141,7 @@ async def _play(
             concurrency=plan.concurrency,
             speed=plan.speed,
             busy_timeout_ns=plan.timeout_ns,
+            scopes=plan.scopes,
         )
         player = Player(link, options, progress.stats, clock=clock)
         progress.begin_ns = clock()

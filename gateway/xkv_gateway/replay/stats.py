@@ -70,6 +70,22 @@ class Mismatch:
 
 
 @dataclass(slots=True)
+class TenantStats:
+    """What one tenant's part of the trace came to."""
+
+    requests: int = 0
+    blocks_asked: int = 0
+    blocks_hit: int = 0
+    stores: Counter[str] = field(default_factory=Counter)
+    """Blocks by the status of their store."""
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Hits a block asked for; None when nothing was asked."""
+        return self.blocks_hit / self.blocks_asked if self.blocks_asked else None
+
+
+@dataclass(slots=True)
 class ReplayStats:
     """Totals of one replay."""
 
@@ -96,6 +112,8 @@ class ReplayStats:
         default_factory=lambda: {operation: Latencies() for operation in Operation}
     )
     mismatch_examples: list[Mismatch] = field(default_factory=list)
+    tenants: dict[int, TenantStats] = field(default_factory=dict)
+    """By the tenant's number."""
 
     @property
     def hit_rate(self) -> float | None:
@@ -107,3 +125,16 @@ class ReplayStats:
         self.blocks_mismatched += 1
         if len(self.mismatch_examples) < MAX_EXAMPLES:
             self.mismatch_examples.append(mismatch)
+
+    def of(self, tenant: int) -> TenantStats:
+        """Return the part of a tenant."""
+        return self.tenants.setdefault(tenant, TenantStats())
+
+    def asked(self, tenant: int, blocks: int, hits: int) -> None:
+        """Count the lookup of a prompt."""
+        self.blocks_asked += blocks
+        self.blocks_hit += hits
+        part = self.of(tenant)
+        part.requests += 1
+        part.blocks_asked += blocks
+        part.blocks_hit += hits

@@ -21,6 +21,8 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from xkv_gateway.replay.tenants import tenant_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from io import BufferedIOBase
@@ -73,11 +75,15 @@ class Trace:
         """How many different blocks the prompts have."""
         return len({hash_id for request in self.requests for hash_id in request.hash_ids})
 
-    def leading_repeats(self) -> int:
-        """How many leading blocks of the prompts were seen in earlier prompts: the hits of a cold, boundless cache."""
-        seen: set[int] = set()
+    def leading_repeats(self, tenants: int = 1) -> int:
+        """How many leading blocks of the prompts were seen in earlier prompts of the same tenant.
+
+        These are the hits of a cold, boundless cache.
+        """
+        all_seen: dict[int, set[int]] = {}
         repeats = 0
         for request in self.requests:
+            seen = all_seen.setdefault(tenant_of(request.hash_ids, tenants), set())
             repeats += next(
                 (n for n, hash_id in enumerate(request.hash_ids) if hash_id not in seen),
                 len(request.hash_ids),

@@ -1,4 +1,4 @@
-"""The admin port: status, health and metrics over HTTP, as a small ASGI application.
+"""The admin port: status, health, metrics and the operator's routes over HTTP, as a small ASGI application.
 
 Browsers are kept out: a page of another site can make a browser send requests to 127.0.0.1 under a name of its own
 (DNS rebinding), so the Host header must be ours.
@@ -22,6 +22,10 @@ from starlette.routing import Route
 from xkv_gateway.binds import is_loopback
 from xkv_gateway.service.admin_http import AdminProtocol
 from xkv_gateway.service.metrics import CONTENT_TYPE, metrics_page
+from xkv_gateway.service.openapi import openapi_document
+from xkv_gateway.service.operator_routes import OperatorRoutes
+from xkv_gateway.service.problems import error_response
+from xkv_gateway.service.router import build_routes, exception_handlers
 from xkv_gateway.service.tokens import AuditTrail, TokenCheck, Tokens
 
 if TYPE_CHECKING:
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from xkv_gateway.binds import BindAddress
-    from xkv_gateway.service.status import StatusSource
+    from xkv_gateway.service.metrics import AdminSources
 
 log = logging.getLogger(__name__)
 
@@ -42,27 +46,12 @@ HEADER_BYTES_MAX: Final = 16 << 10
 GRACEFUL_STOP_S: Final = 1
 
 
-def error_response(status: int, message: str) -> JSONResponse:
-    """Return an error as JSON: a code that follows from the HTTP status, and a sentence."""
-    code = HTTPStatus(status).name.lower()
-    return JSONResponse({"error": {"code": code, "message": message}}, status_code=status)
-
-
 class AdminRoutes:
     """The handlers; each takes its facts from one snapshot."""
 
-    def __init__(self, source: StatusSource) -> None:
-        self._source = source
-
-    def routes(self) -> list[Route]:
-        """Return the routing table."""
-        return [
-            Route("/healthz", self.healthz),
-            Route("/readyz", self.readyz),
-            Route("/v1/status", self.status),
-            Route("/v1/card", self.card),
-            Route("/metrics", self.metrics),
-        ]
+    def __init__(self, sources: AdminSources) -> None:
+        self._sources = sources
+        self._source = sources.status
 
     def metrics_routes(self) -> list[Route]:
         """Return the routing table of the address that has nothing but metrics and health."""
@@ -91,7 +80,11 @@ class AdminRoutes:
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus text format."""
-        return Response(metrics_page(self._source), media_type=CONTENT_TYPE)
+        return Response(await metrics_page(self._sources), media_type=CONTENT_TYPE)
+
+    async def openapi(self, _: Request) -> Response:
+        """The OpenAPI document."""
+        return JSONResponse(openapi_document())
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
@@ -161,24 +154,24 @@ class ErrorBoundary:
 
 
 def create_app(
-    source: StatusSource, bind: BindAddress | None, tokens: Callable[[], Tokens] = Tokens
+    sources: AdminSources, bind: BindAddress | None, tokens: Callable[[], Tokens] = Tokens
 ) -> ASGIApp:
     """Return the application for a listener on `bind`, or on a Unix socket (None), where nobody is asked for a token."""
-    app: ASGIApp = AuditTrail(_starlette(AdminRoutes(source).routes()))
+    operator = OperatorRoutes(sources.administration, sources.clock, sources.meter.renamed)
+    app: ASGIApp = AuditTrail(_starlette(build_routes(AdminRoutes(sources), operator)))
     if bind is not None:
         app = HostCheck(TokenCheck(app, tokens, error_response), bind)
     return ErrorBoundary(app)
 
 
-def create_metrics_app(source: StatusSource) -> ASGIApp:
+def create_metrics_app(sources: AdminSources) -> ASGIApp:
     """Return the application for an address that may be reached from anywhere: it only reads, and little."""
-    return ErrorBoundary(_starlette(AdminRoutes(source).metrics_routes()))
+    return ErrorBoundary(_starlette(AdminRoutes(sources).metrics_routes()))
 
 
 def _starlette(routes: list[Route]) -> ASGIApp:
-    app = Starlette(
-        routes=routes, exception_handlers={HTTPException: _http_error, Exception: _internal_error}
-    )
+    handlers = {**exception_handlers(), HTTPException: _http_error, Exception: _internal_error}
+    app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return app
 

@@ -151,4 +151,7 @@ def scope_from_hex(value: object, field: str = "scope") -> bytes:
         raise bad_field(
             field, f"must be a scope in hexadecimal, at most {SCOPE_BYTES_MAX} bytes (never a salt)"
         )
-    return bytes.fromhex(value)
+    scope = bytes.fromhex(value)
+    if scope == DEFAULT_NAME.encode():
+        raise bad_field(field, f"these bytes are reserved: the default scope is written {DEFAULT_NAME}")
+    return scope

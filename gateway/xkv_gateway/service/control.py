@@ -19,6 +19,7 @@ from xkv_gateway.core.types import BeginLoad, BeginStore, LeaseId, LoadStatus
 from xkv_gateway.core.types import Delete as DeleteKeys
 from xkv_gateway.core.types import Lookup as LookupKeys
 from xkv_gateway.core.types import LookupMode as CountMode
+from xkv_gateway.service.meter import Meter
 from xkv_gateway.service.order import ConnectionOrder, Footprint
 from xkv_rpc import messages as m
 from xkv_rpc.errors import ErrorCode, RpcError
@@ -81,6 +82,7 @@ class ControlService:
         limits: the limits told in `hello`.
         store_wait_ns: how long a store waits for room before it is `no_space`.
         inline_loads_bytes_max: payload bytes that all inline loads together may hold in memory while they are read.
+        meter: counts what is done.
     """
 
     def __init__(
@@ -92,8 +94,10 @@ class ControlService:
         *,
         store_wait_ns: int,
         inline_loads_bytes_max: int,
+        meter: Meter | None = None,
     ) -> None:
         self._store = store
+        self._meter = meter or Meter()
         self._hello = hello
         self._regions = regions
         self._limits = limits
@@ -111,6 +115,7 @@ class ControlService:
         request = call.request
         if isinstance(request, m.Hello):
             call.reply(self._hello())
+            self._meter.hello(call.peer, request)
             return
         if isinstance(request, m.Ping):
             call.reply(m.PingReply())
@@ -164,9 +169,11 @@ class ControlService:
             case m.Renew():
                 granted_ns = self._store.renew(LeaseId(request.lease), request.lease_ms * NS_PER_MS)
                 call.reply(m.RenewReply(granted_ns // NS_PER_MS))
+                self._meter.took(call, self._store.clock())
             case m.Release():
                 self._store.release(LeaseId(request.lease))
                 call.reply(m.ReleaseReply())
+                self._meter.took(call, self._store.clock())
             case m.Hello() | m.Ping():
                 raise AssertionError("answered on arrival")
             case _:
@@ -203,6 +210,7 @@ class ControlService:
         if outcome.lease is not None:
             # The lease is entered behind the reply: the client reads it meanwhile.
             self._store.arm_timer()
+        self._meter.lookup(call, request, outcome.hits, self._store.clock())
 
     def _delete(self, call: Call, request: m.Delete) -> None:
         outcome = self._store.delete(DeleteKeys(request.ns, request.scope, request.keys))
@@ -237,8 +245,10 @@ class ControlService:
         results = await load.run()
         payloads = [r.payload for r in results if r.status is LoadStatus.OK and r.payload is not None]
         sizes = [r.size_bytes if r.status in SIZED else None for r in results]
-        inline = cast("m.Load", call.request).region is None
-        call.reply(m.LoadReply([r.status.value for r in results], sizes), payloads if inline else ())
+        request = cast("m.Load", call.request)
+        statuses = [r.status.value for r in results]
+        call.reply(m.LoadReply(statuses, sizes), payloads if request.region is None else ())
+        self._meter.loaded(request, statuses, self._store.clock())
 
     def _admit_inline(self, payload_bytes: int) -> None:
         if payload_bytes > self._limits.inline_bytes:
@@ -272,8 +282,9 @@ class ControlService:
         self._spawn(call, save, self._finish_save(call, save), done)
 
     async def _finish_save(self, call: Call, save: Save) -> None:
-        results = await save.run()
-        call.reply(m.StoreReply([status.value for status in results]))
+        results = [status.value for status in await save.run()]
+        call.reply(m.StoreReply(results))
+        self._meter.stored(cast("m.Store", call.request), results, self._store.clock())
 
     def _region(self, token: bytes) -> Region:
         region = self._regions.find(token)
@@ -322,6 +333,7 @@ class ControlService:
                 job.give_up()
         if not call.answered:
             call.fail(_draining())
+        self._meter.took(call, self._store.clock())
         if done is not None:
             done()
         if isinstance(call.request, m.Store):

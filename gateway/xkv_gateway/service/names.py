@@ -19,6 +19,8 @@ from xkv_rpc import scope_of
 from xkv_rpc.messages import DEFAULT_NAME, NAMESPACE_BYTES_MAX
 
 SCOPE_PREFIX: Final = "scope:"
+RESERVED: Final = frozenset({DEFAULT_NAME, "other", ".", ".."})
+"""`other` is the label of all tenants without a name; clients fold `.` and `..` away."""
 _BAD_ESCAPE: Final = re.compile(rb"%(?![0-9a-fA-F]{2})")
 
 
@@ -89,13 +91,13 @@ def namespace_name(namespace: str) -> str:
 
 
 def tenant_name(text: str) -> str:
-    """Return the name of a tenant: 1 to 64 bytes of printable text that means nothing else in a path.
+    """Return the name of a tenant: 1 to 64 bytes of printable text that means nothing else, in a path or a metric.
 
     Raises:
         Problem: 422.
     """
-    if text == DEFAULT_NAME or text.startswith(SCOPE_PREFIX):
-        raise bad_field("name", f"{DEFAULT_NAME} and what begins with {SCOPE_PREFIX} are names of scopes")
+    if text in RESERVED or "/" in text or text.startswith(SCOPE_PREFIX):
+        raise bad_field("name", "this means something else: it is reserved, or has a slash")
     if not text.isprintable() or len(text.encode()) > TENANT_NAME_BYTES_MAX or text != text.strip():
         raise bad_field("name", f"must be 1 to {TENANT_NAME_BYTES_MAX} bytes of printable text")
     return text

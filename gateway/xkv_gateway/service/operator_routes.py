@@ -115,7 +115,7 @@ class OperatorRoutes:
         """A page of the registered tenants."""
         page = self._card.tenants(*_page(request))
         rules = self._card.rules
-        objects, charged_bytes = self._card.usage_of_unnamed()
+        unnamed_objects, unnamed_bytes = self._card.usage_of_unnamed()
         return _answer(
             d.TenantList(
                 tenants=[d.TenantDocument.of(info) for info in page.items],
@@ -124,8 +124,8 @@ class OperatorRoutes:
                 complete=self._card.tenants_known,
                 policy=rules.policy.value,
                 enforcement=rules.enforcement.value,
-                unnamed_objects=objects,
-                unnamed_charged_bytes=charged_bytes,
+                unnamed_objects=unnamed_objects,
+                unnamed_charged_bytes=unnamed_bytes,
             )
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 BAD_REQUEST = 400
 
 
+class _Rest(PathConvertor):
+    """The rest of a path, whatever is in it: starlette's own takes no line feed."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("rest", _Rest())
+
+
 def build_routes(*handlers: object) -> list[Route]:
     """Return a route for each path of the table whose handlers are there; another method is 405 and says which there are."""
     paths: dict[str, dict[str, Handler]] = {}
@@ -38,7 +48,7 @@ def build_routes(*handlers: object) -> list[Route]:
                 paths.setdefault(endpoint.path, {})[endpoint.method] = handler
     # What is more special comes first: a name in braces takes the rest of the path.
     return [
-        Route(path.replace("}", ":path}"), _dispatcher(methods), methods=list(methods))
+        Route(path.replace("}", ":rest}"), _dispatcher(methods), methods=list(methods))
         for path, methods in sorted(paths.items(), key=lambda item: "{" in item[0])
     ]
 

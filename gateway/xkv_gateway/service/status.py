@@ -5,7 +5,7 @@ Never a secret, never a cache key, nothing that a client chose: every name in he
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
 DAMAGE_LINES_MAX: Final = 50
@@ -150,6 +150,8 @@ class Status:
     """The control port's counters: messages, bytes, refusals, dropped replies ..."""
     device: dict[str, int]
     """Commands and payload bytes exchanged with the card."""
+    queues: dict[str, int] = field(default_factory=dict)
+    """What is under way now: `requests` not answered yet, `loads` and `stores` among them."""
 
     @property
     def ready(self) -> bool:

@@ -1,0 +1,129 @@
+"""Metric families of tenants: what they hold, may hold, and lost. Only named ones with counters are told apart."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from xkv_gateway.card.administration import WipeStage
+from xkv_gateway.service.meter import OTHER
+from xkv_gateway.service.metric_status import EVICTION_CAUSES, PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import Metric
+
+    from xkv_gateway.card.administration import Administration
+    from xkv_gateway.core.tenancy import TenantInfo
+
+REGISTERED_READ_MAX: Final = 16_384
+"""Registered tenants that one scrape looks at, for those with a name."""
+
+
+def tenant_families(administration: Administration) -> Iterator[Metric]:
+    """Yield the families."""
+    named = _named(administration)
+    total = administration.tenants(0, 1).total
+    yield GaugeMetricFamily(
+        f"{PREFIX}_tenants", "Registered tenants: with a quota, a name, or both", value=total
+    )
+    yield GaugeMetricFamily(
+        f"{PREFIX}_tenants_complete",
+        "0 if damage took quotas away and nobody has confirmed those that are left",
+        value=administration.tenants_known,
+    )
+    yield from _held(administration, named)
+    yield from _events(administration, named)
+    yield from _wipes(administration)
+
+
+def _named(administration: Administration) -> list[TenantInfo]:
+    """Return the tenants that get a label."""
+    named: list[TenantInfo] = []
+    cursor: int | None = 0
+    looked_at = 0
+    while cursor is not None and looked_at < REGISTERED_READ_MAX:
+        page = administration.tenants(cursor)
+        named += (info for info in page.items if info.name is not None and info.counters is not None)
+        looked_at += len(page.items)
+        cursor = page.next_cursor
+    return named
+
+
+def _held(administration: Administration, named: list[TenantInfo]) -> Iterator[Metric]:
+    unnamed_objects, unnamed_bytes = administration.usage_of_unnamed()
+    usage = administration.usage()
+    for name, text, values, other in (
+        ("objects", "Objects held", [t.held.objects for t in named], unnamed_objects),
+        (
+            "charged_bytes",
+            "Bytes charged: whole units",
+            [t.held.charged_bytes for t in named],
+            unnamed_bytes,
+        ),
+        ("leases", "Leases that live", [t.leases for t in named], usage.leases),
+        ("leased_bytes", "Bytes under leases", [t.leased_bytes for t in named], None),
+        ("limit_bytes", "What it may hold; +Inf: everything", [_limit(t) for t in named], None),
+    ):
+        family = GaugeMetricFamily(f"{PREFIX}_tenant_{name}", text, labels=["tenant"])
+        for tenant, value in zip(named, values, strict=True):
+            family.add_metric([tenant.name or ""], value)
+        if name == "leases":
+            family.add_metric([OTHER], usage.leases - sum(values))
+        elif other is not None:
+            family.add_metric([OTHER], other)
+        yield family
+
+
+def _limit(tenant: TenantInfo) -> float:
+    return math.inf if tenant.effective_limit_bytes is None else tenant.effective_limit_bytes
+
+
+def _events(administration: Administration, named: list[TenantInfo]) -> Iterator[Metric]:
+    whole = administration.counters()
+    evicted = CounterMetricFamily(
+        f"{PREFIX}_tenant_evicted_objects", "Objects evicted, by cause", labels=["tenant", "cause"]
+    )
+    left = Counter({cause: int(getattr(whole, f"evicted_{cause}", 0)) for cause in EVICTION_CAUSES})
+    for tenant in named:
+        for cause in EVICTION_CAUSES:
+            count = int(getattr(tenant.counters, f"evicted_{cause}", 0))
+            left[cause] -= count
+            evicted.add_metric([tenant.name or "", cause], count)
+    for cause in EVICTION_CAUSES:
+        evicted.add_metric([OTHER, cause], left[cause])
+    yield evicted
+    for name, text in (
+        ("over_quota", "Objects that its quota did not let in"),
+        ("stored", "Objects stored"),
+        ("stored_bytes", "Payload bytes stored"),
+        ("load_hits", "Objects that loads found"),
+        ("load_misses", "Objects that loads did not find"),
+    ):
+        family = CounterMetricFamily(f"{PREFIX}_tenant_{name}", text, labels=["tenant"])
+        rest = int(getattr(whole, name, 0))
+        for tenant in named:
+            count = int(getattr(tenant.counters, name, 0))
+            rest -= count
+            family.add_metric([tenant.name or ""], count)
+        family.add_metric([OTHER], rest)
+        yield family
+
+
+def _wipes(administration: Administration) -> Iterator[Metric]:
+    wipes = administration.wipes()
+    under_way = [wipe for wipe in wipes if wipe.stage in {WipeStage.BEGUN, WipeStage.DURABLE}]
+    for name, text, value in (
+        ("wipes", "Wipes under way", len(under_way)),
+        ("wipe_left_bytes", "Bytes that they have still to erase", sum(w.left_bytes for w in under_way)),
+        (
+            "wipe_waiting_bytes",
+            "... of which so many wait for leases and I/O",
+            sum(w.waiting_bytes for w in under_way),
+        ),
+    ):
+        yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value)
