@@ -8,7 +8,8 @@ import pytest
 
 from tests.card.runs import Bench
 from tests.card.tenant_runs import A, B, Failing, Served, damage, serve
-from xkv_gateway.card.administration import BadTenant, NameTaken
+from xkv_gateway.card.administration import BadTenant, NameTaken, TooManyTenants
+from xkv_gateway.card.register import WIPES_MAX
 from xkv_gateway.card.structure import BLOCK_BYTES
 from xkv_gateway.card.table_file import FileKind
 from xkv_gateway.card.table_read import decode_ends
@@ -260,3 +261,31 @@ def test_a_power_failure_at_any_command_of_a_change_leaves_the_old_quota_or_the_
     history = Failing(before, during, after)
     history.play(step=1, survivors=2)
     assert history.cuts > 20
+
+
+def test_a_ledger_that_is_full_refuses_one_more_tenant_and_takes_it_when_another_went() -> None:
+    async def work(bench: Bench) -> None:
+        served = await serve(bench)
+        keeper = served.run.session.keeper
+        assert keeper is not None
+        quotas = served.run.session.engine.quotas
+        for number in range(keeper.register.tenants_max):
+            quotas.set(b"%d" % number, number, f"tenant number {number}")
+        served.run.store.changed()
+        await served.operator.set_limit(b"0", 7)
+        for number in range(WIPES_MAX):
+            served.operator.wipe(f"n{number}", None)
+        with pytest.raises(TooManyTenants):
+            served.operator.wipe("one more", None)
+        with pytest.raises(TooManyTenants):
+            await served.operator.set_limit(b"one more", 1)
+        await served.operator.set_limit(b"1", 8)
+        assert await served.operator.remove_tenant("tenant number 2")
+        assert (await served.operator.set_limit(b"one more", 1)).limit_bytes == 1
+        total = served.operator.tenants().total
+        await served.kill()
+        served = await serve(bench)
+        assert served.operator.tenants().total == total == keeper.register.tenants_max
+        await served.kill()
+
+    Bench().play(work)

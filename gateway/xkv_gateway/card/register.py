@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STATEMENTS: Final = 1
+"""Rows that are of no tenant: what is known of all."""
 WIPES_MAX: Final = 256
 """Wipes that a ledger has room for, beside the tenants."""
 WIPES_BEFORE_CHECKPOINT: Final = 64
@@ -64,7 +66,9 @@ class Register:
         self.wipes: dict[int, WipeRow] = dict(reading.wipes)
         """By LSN."""
         self.tenants_max = (
-            min(ledger_rows_max(each.length_bytes) for each in (layout.ledger_a, layout.ledger_b)) - WIPES_MAX
+            min(ledger_rows_max(each.length_bytes) for each in (layout.ledger_a, layout.ledger_b))
+            - WIPES_MAX
+            - STATEMENTS
         )
         self._wanted = asyncio.Event()
         self._moved = asyncio.Condition()

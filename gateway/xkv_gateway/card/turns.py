@@ -42,7 +42,7 @@ class Turns:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
         self.on_wipe: Callable[[], None] = _nobody
-        """Called at the end of each turn while a wipe is under way."""
+        """Called at the end of a turn that has brought news of a wipe."""
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -105,7 +105,7 @@ class Turns:
         if records:
             assert self._journal is not None
             self._journal.submit(records, self.engine.last_lsn, self._durable_up_to)
-        if self.engine.wiping.active:
+        if self.engine.wiping.news:
             self.on_wipe()
         self.arm_timer()
 

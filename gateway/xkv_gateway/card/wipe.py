@@ -128,7 +128,11 @@ class Wiper:
         self.jobs: dict[int, WipeJob] = {}
         """By id, oldest first."""
         self._resume()
-        store.on_wipe = self._work.set
+        store.on_wipe = self._look
+
+    def _look(self) -> None:
+        self._store.engine.wiping.news = False
+        self._work.set()
 
     def _resume(self) -> None:
         from_before = self._store.engine.wiping.wipes.get(RESUMED)
@@ -232,12 +236,7 @@ class Wiper:
         """Close what is done: freed records durable, then the ledger."""
         done = [job for job in self.jobs.values() if job.counts.done and job.stage is WipeStage.DURABLE]
         if not done:
-            wiping = self._store.engine.wiping
-            wiping.active = any(not each.done for each in wiping.wipes.values()) or not all(
-                job.ended for job in self.jobs.values()
-            )
             return
-        self._work.set()
         for job in done:
             self._register.end_wipe(job.ident)
         await self._register.saved()

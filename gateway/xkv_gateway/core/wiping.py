@@ -53,8 +53,8 @@ class Wiping:
         self._passes: deque[list[int]] = deque()
         """[next slot, last slot, the wipe that it completes]."""
         self._ready: deque[Slots] = deque()
-        self.active = False
-        """Whether anybody may have to go on with a wipe; whoever has seen that it is not so says so."""
+        self.news = False
+        """Whether there is something for the eraser to see since it last looked; it takes the flag back."""
         removal.on_ready = self._on_ready
         removal.mark = self._mark
 
@@ -67,7 +67,7 @@ class Wiping:
         counts = WipeCounts(ident, namespace, scope, erase)
         state.log.add(WipeRecord(ident, namespace, scope))
         self._remember(counts)
-        self.active = True
+        self.news = True
         if state.names.condemn(namespace, scope, ident):
             self._passes.append([0, state.slots.fresh, ident])
             state.wiping = True
@@ -95,6 +95,7 @@ class Wiping:
         if last == end:
             self._passes.popleft()
             self.wipes[ident].scanned = True
+            self.news = True
             self._state.wiping = bool(self._passes)
 
     @property
@@ -118,7 +119,7 @@ class Wiping:
         """Begin with doomed objects (in homes condemned by RESUMED) that an earlier run wiped and did not erase."""
         if len(slots):
             self._state.slots.tombstoned[slots] = True
-            self.active = True
+            self.news = True
             self._remember(WipeCounts(RESUMED, "", None, erase=True, scanned=True))
             self._mark(slots)
 
@@ -206,6 +207,7 @@ class Wiping:
 
     def _on_ready(self, slots: Slots) -> None:
         self._ready.append(slots)
+        self.news = True
         for counts, _, au in self._by_wipe(slots):
             counts.ready_au += au
 
