@@ -30,10 +30,10 @@ demo: $(STAMP)  ## status and a short replay against a running gateway (starts o
 	@sh bench/demo.sh $(BIN)/xkv-gateway
 
 test: $(DEV)  ## the test-suite (under 10 minutes)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 test-full: $(DEV)  ## everything that this machine can run, however long
-	$(BIN)/python -m pytest -m 'not soak'
+	$(BIN)/python -m pytest --numprocesses auto -m "not soak"
 
 check: $(DEV)  ## ruff, format, mypy strict, import-linter
 	$(BIN)/ruff check .

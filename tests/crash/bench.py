@@ -131,9 +131,7 @@ class Life:
         self, namespace: str, scope: bytes, names: list[bytes]
     ) -> list[tuple[LoadStatus, Content]]:
         loaded = await Load(self.store, load_request(namespace, scope, names), None).run()
-        return [
-            (each.status, bytes(each.payload) if each.payload is not None else None) for each in loaded
-        ]
+        return [(each.status, bytes(each.payload) if each.payload is not None else None) for each in loaded]
 
     async def fill(self) -> None:
         """Store all that is free, as one object: every unit that is not in use is written to."""

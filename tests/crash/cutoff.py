@@ -104,6 +104,7 @@ def loser_acknowledges_nothing() -> None:
 
     async def work(bench: CrashBench) -> None:
         first = await bench.open_owned("first")
+
         async def stores() -> None:
             number = 0
             while not first.task.done():

@@ -115,7 +115,9 @@ def sound(life: Life) -> None:
     """A crash is no damage."""
     recovery = life.session.recovery
     if recovery.damage or recovery.restored.dropped_objects:
-        raise Broken(f"damage after a mere crash: {recovery.damage}, {recovery.restored.dropped_objects} dropped")
+        raise Broken(
+            f"damage after a mere crash: {recovery.damage}, {recovery.restored.dropped_objects} dropped"
+        )
 
 
 async def use(life: Life) -> None:
@@ -188,7 +190,9 @@ def cut_by_death(scenario: Scenario, every: int = 1, offset: int = 0) -> Found:
             try:
                 bench.run(lambda bench, landing=landing: _dies_and_is_followed(scenario, bench, landing))  # type: ignore[misc]
             except Exception as error:
-                raise Broken(f"{scenario.name}, dead in command {at}, its write lands {name}: {error}") from error
+                raise Broken(
+                    f"{scenario.name}, dead in command {at}, its write lands {name}: {error}"
+                ) from error
             found.images += 1
     return found
 

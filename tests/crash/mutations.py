@@ -237,7 +237,9 @@ MUTATIONS: Final = (
         (("xkv_gateway.card.opening.CardSession", _NoSettling),),
         partial(by_death, "store"),
     ),
-    Mutation("clean from the beginning", _of_ownership("owned", _owned_and_clean), partial(by_death, "store")),
+    Mutation(
+        "clean from the beginning", _of_ownership("owned", _owned_and_clean), partial(by_death, "store")
+    ),
     Mutation(
         "acknowledged without looking at the superblock",
         _of_session("JournalWriter", _NoFencingRead),

@@ -69,7 +69,9 @@ async def store_one(bench: CrashBench) -> None:
 async def store_several(bench: CrashBench) -> None:
     life = await bench.open_owned()
     await asyncio.gather(
-        life.save(b"a", b"b", b"c", size_bytes=4097), life.save(b"d"), life.save(b"e", size_bytes=0, scope=b"n")
+        life.save(b"a", b"b", b"c", size_bytes=4097),
+        life.save(b"d"),
+        life.save(b"e", size_bytes=0, scope=b"n"),
     )
 
 

@@ -73,7 +73,9 @@ class Told:
             homes.setdefault(key[:2], []).append(key)
         for (namespace, scope), keys in homes.items():
             names = [key for _, _, key in keys]
-            for key, (status, payload) in zip(keys, await life.load_all(namespace, scope, names), strict=True):
+            for key, (status, payload) in zip(
+                keys, await life.load_all(namespace, scope, names), strict=True
+            ):
                 self._judge_one(key, status, payload)
                 held += payload is not None
             self._judge_lookup(life, namespace, scope, names)

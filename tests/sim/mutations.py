@@ -216,13 +216,13 @@ class Mutation:
 
 
 MUTATIONS: Final = (
-    Mutation("shows before durable", Parts(engine=ShowsBeforeDurable)),
+    Mutation("shows before durable", Parts(engine=ShowsBeforeDurable), seed=4),
     Mutation("frees before the tombstone is durable", Parts(engine=FreesBeforeTombstone), seed=2),
     Mutation("no quarantine", Parts(engine=NoQuarantine), seed=10),
     Mutation(
         "checksum not verified", Parts(), replaces=(("xkv_gateway.service.control.Load", TrustingLoad),)
     ),
-    Mutation("no pins", Parts(engine=NoPins), seed=48),
+    Mutation("no pins", Parts(engine=NoPins), seed=51),
     Mutation("frees under a reader", Parts(engine=EvictsUnderWaiting), seed=38),
     Mutation("leases hold nothing", Parts(engine=NoLeases), seed=4),
     Mutation("lease of keys, not of generations", Parts(engine=LeaseOfKeys), seed=4),

@@ -21,6 +21,7 @@ from xkv_gateway.card.structure import BLOCK_BYTES, Stamp
 from xkv_gateway.card.table_file import FileKind
 from xkv_gateway.card.table_read import FileFacts, TableReader, by_age, decode_ends
 from xkv_gateway.card.tables import EXTENTS, NAMESPACES, OBJECTS, QUOTAS, SCOPES, unpack_names
+from xkv_gateway.core.records import PutBatch
 from xkv_gateway.core.restore import Restored
 
 if TYPE_CHECKING:
@@ -260,7 +261,10 @@ class Recoverer:
             recovery.lose(header.first_lsn, header.last_lsn, str(error))
             return
         for record in records:
-            recovery.restored.apply(record)
+            if isinstance(record, PutBatch) and int(record.slots.max(initial=0)) >= self._limits.max_objects:
+                recovery.lose(record.lsn, record.lsn, "objects beyond the object limit")
+            else:
+                recovery.restored.apply(record)
 
 
 def _add(restored: Restored, chunk: Chunk) -> None:

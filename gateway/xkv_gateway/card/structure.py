@@ -45,6 +45,25 @@ _COMMON: Final = (
     ("u64", "epoch"),
     ("bytes[16]", "run_id"),
 )
+COUNTER_LIMIT: Final = 1 << 62
+"""Counters go on from what is read: one that is not below this was never counted to."""
+_COUNTERS: Final = frozenset(
+    {
+        "epoch",
+        "sequence",
+        "beat",
+        "number",
+        "position",
+        "first_lsn",
+        "last_lsn",
+        "start_position",
+        "start_number",
+        "start_lsn",
+        "start_epoch",
+        "end_lsn",
+        "used_stamp_max",
+    }
+)
 _CRC_OFFSET: Final = 12
 _CRC_END: Final = 16
 _ZERO_CRC: Final = bytes(4)
@@ -117,6 +136,7 @@ class Structure:
         self._names = tuple(field.name for field in table)
         self._texts = tuple((field.name, field.size) for field in table if field.type.startswith("utf8"))
         self._raws = tuple((field.name, field.size) for field in table if field.type.startswith("bytes"))
+        self._counters = tuple(field.name for field in table if field.name in _COUNTERS)
         self._reserved = tuple((index, field.offset) for index, field in enumerate(table) if not field.name)
         assert self._struct.size == size_bytes, (name, self._struct.size)
         assert len(magic) == 8
@@ -166,6 +186,8 @@ class Structure:
             if row[index].count(0) != len(row[index]):
                 raise BadField(self.name, f"reserved at {offset}", "not zero")
         values: dict[str, Any] = dict(zip(self._names, row, strict=True))
+        for name in self._counters:
+            self.require(values[name] < COUNTER_LIMIT, name, "beyond anything that was ever counted")
         for name, _ in self._texts:
             values[name] = self._text(name, values[name])
         return Stamp(values["card_uuid"], values["epoch"], values["run_id"]), values

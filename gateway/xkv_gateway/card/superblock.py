@@ -69,6 +69,8 @@ SUPERBLOCK: Final = Structure(
     ),
 )
 
+KEEP_ALIVE_MS_MAX: Final = 3_600_000
+"""An opener waits for so long: no association is kept alive more slowly than that."""
 DIGEST_SECRET_BYTES: Final = 32
 
 
@@ -136,6 +138,9 @@ def decode(block: Bytes, copy: int) -> Superblock:
     if unknown:
         raise UnknownFeature(SUPERBLOCK.name, "incompatible_features", unknown)
     SUPERBLOCK.require(values["copy"] == copy, "copy", f"{values['copy']} was read where copy {copy} belongs")
+    SUPERBLOCK.require(
+        values["keep_alive_ms"] <= KEEP_ALIVE_MS_MAX, "keep_alive_ms", "nobody waits that long"
+    )
     for name in _FLAGS:
         SUPERBLOCK.require(values[name] <= 1, name, "neither 0 nor 1")
         values[name] = bool(values[name])

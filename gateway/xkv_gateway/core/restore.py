@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from .state import EngineState
     from .wiping import Wiping
 
+GENERATIONS: Final = 1 << 32
+"""They begin anew behind the last one."""
 INSERT_BATCH: Final = 8192
 """Slots entered into the index together."""
 
@@ -102,8 +104,9 @@ class Restored:
         self._scopes.update(scopes)
 
     def add_objects(self, rows: Columns) -> None:
-        """Add rows of `objects`; those of slots beyond the limit are dropped (damage)."""
+        """Add rows of `objects`; those of slots beyond the limit, or in no known state, are dropped (damage)."""
         inside = rows["slot"] < self._limits.max_objects
+        inside &= (rows["state"] >= ROW_LIVE) & (rows["state"] <= ROW_WIPED)
         self.dropped_objects += int(len(inside) - inside.sum())
         slots = rows["slot"][inside]
         table = self.table
@@ -117,10 +120,11 @@ class Restored:
             ("generation", table.generation),
             ("namespace_id", self._namespace_id),
             ("scope_id", self._scope_id),
-            ("used_stamp", self._stamp),
             ("state", self._row_state),
         ):
             array[slots] = rows[column][inside]
+        # No row was used after the checkpoint was closed.
+        self._stamp[slots] = np.minimum(rows["used_stamp"][inside], np.uint64(self._stamp_next - 1))
         held = np.flatnonzero(rows["hold_s"][inside])
         for slot, hold_s in zip(slots[held].tolist(), rows["hold_s"][inside][held].tolist(), strict=True):
             self._holds[slot] = self._now_ns + hold_s * NS_PER_S
@@ -275,7 +279,7 @@ class Restored:
         absent = np.ones(table.max_objects, np.bool_)
         absent[slots] = False
         # Whatever named these slots before means nothing from here on.
-        table.generation[absent] = self._generation_max + 1
+        table.generation[absent] = (self._generation_max + 1) % GENERATIONS
         state.allocator.claim(*check.runs(slots))
         table.restore(slots, states, table.units(slots))
         self._join_homes(state, slots, states == LIVE)
