@@ -26,7 +26,7 @@ STEPS: Final = 100
 SLOW_NS: Final = 2_000_000
 LATE_NS: Final = 6_000_000_000
 """The other one has the card by then, and has stored something."""
-LATE_STEPS: Final = 30
+LATE_STEPS: Final = 40
 
 
 async def _stores(life: Life) -> None:
@@ -76,7 +76,7 @@ def comes_back(base: Base, after_ns: int, break_at_ns: int = 0) -> bool:
         await last.kill()
 
     # Other latencies each time.
-    assert replace(base, lives=base.lives + 1000 + after_ns // 1000).bench().run(work)
+    assert replace(base, lives=base.lives + 1000 + after_ns // 1000 + break_at_ns).bench().run(work)
     return took
 
 

@@ -35,6 +35,8 @@ class Fuse:
     blown: bool = False
     on_blow: Callable[[], None] = lambda: None
     devices: list[CrashDevice] = field(default_factory=list)
+    lands: bool = False
+    """Whether writes that were left behind are executed by chance; else they are the caller's affair."""
 
     def next_is(self, what: str) -> bool:
         """Count a command; tell whether it is the one."""
@@ -96,5 +98,8 @@ class CrashDevice(SimDevice):
             self.die()
 
     def _leave_behind(self, write: Written) -> None:
+        if self.fuse.lands:
+            super()._leave_behind(write)
+            return
         write.returned = True
         self._numbers.pop(id(write), None)

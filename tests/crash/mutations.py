@@ -9,20 +9,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
-from tests.crash.explore import cut_by_death, cut_by_power
 from tests.crash.cutoff import (
     any_lost_write_before_a_clean_stop,
     any_owner_that_comes_back,
     any_owner_that_comes_back_late,
     loser_acknowledges_nothing,
 )
+from tests.crash.explore import cut_by_death, cut_by_power
 from tests.crash.scenarios import SCENARIOS
 from tests.sim.mutations import FreesBeforeTombstone
 from tests.sim.warm import play_warm
 from xkv_gateway.card import ownership
 from xkv_gateway.card import superblock as superblock_format
 from xkv_gateway.card.checkpointer import Checkpointer
-from xkv_gateway.card.journal_format import NoRoom, encode_batch
+from xkv_gateway.card.format_errors import NoRoom
+from xkv_gateway.card.journal_format import encode_batch
 from xkv_gateway.card.record_codec import encode_batches
 from xkv_gateway.card.session import CardSession
 from xkv_gateway.card.structure import BLOCK_BYTES

@@ -13,8 +13,8 @@ from xkv_gateway.card import ownership
 from xkv_gateway.card.blocks import CardBlocks
 from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.layout import plan
-from xkv_gateway.card.structure import BLOCK_BYTES
 from xkv_gateway.card.store import CardOffline
+from xkv_gateway.card.structure import BLOCK_BYTES
 from xkv_gateway.card.superblock import Chosen
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ Content = bytes | None
 NOTHING: Final = frozenset({None})
 
 
-class Broken(AssertionError):
+class Broken(AssertionError):  # noqa: N818 - a finding
     """A promise was broken."""
 
 

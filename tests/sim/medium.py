@@ -178,7 +178,9 @@ class Medium:
             return
         seen: set[int] = set()
         for _ in range(SURVIVOR_DRAWS * images_max):
-            for image in (*self._telling(), self.draw_survivor(rng)) if not seen else (self.draw_survivor(rng),):
+            for image in (
+                (*self._telling(), self.draw_survivor(rng)) if not seen else (self.draw_survivor(rng),)
+            ):
                 mark = hash(tuple(image.get(sector, ZEROES) for sector in options))
                 if mark not in seen:
                     seen.add(mark)
@@ -188,17 +190,26 @@ class Medium:
 
     def _telling(self) -> list[Image]:
         """Survivors that one would think of: by whole writes, and with one write torn."""
-        writes = list({id(write): write for versions in self.cache.values() for write, _ in versions}.values())
+        writes = list(
+            {id(write): write for versions in self.cache.values() for write, _ in versions}.values()
+        )
         writes += [write for write in self.in_flight.values() if write not in writes]
         parts: list[dict[int, bytes]] = [dict(write.sectors()) for write in writes]
-        whole = [{**self.durable, **_joined(parts[:count])} for count in (0, len(parts), *range(1, len(parts)))]
+        whole = [
+            {**self.durable, **_joined(parts[:count])} for count in (0, len(parts), *range(1, len(parts)))
+        ]
         without = [
             {**self.durable, **_joined([part for part in parts if part is not each])} for each in parts
         ]
         torn = []
         for at, part in enumerate(parts):
             sectors = sorted(part)
-            for half in (sectors[: len(sectors) // 2], sectors[len(sectors) // 2 :], sectors[:1], sectors[1:]):
+            for half in (
+                sectors[: len(sectors) // 2],
+                sectors[len(sectors) // 2 :],
+                sectors[:1],
+                sectors[1:],
+            ):
                 rest = {sector: part[sector] for sector in half}
                 torn.append({**self.durable, **_joined([*parts[:at], rest])})
         return [*whole, *without, *torn]

@@ -113,8 +113,8 @@ class AcknowledgesDeleteEarly(Engine):
 class WipeSparesLeases(Engine):
     """A lease outlives the wipe of its objects."""
 
-    def wipe(self, namespace: str, scope: bytes | None, now_ns: int) -> WipeOutcome:
-        outcome = super().wipe(namespace, scope, now_ns)
+    def wipe(self, namespace: str, scope: bytes | None, now_ns: int, *, erase: bool = False) -> WipeOutcome:
+        outcome = super().wipe(namespace, scope, now_ns, erase=erase)
         for lease in self._state.leases.by_id.values():
             lease.home = _Spared(lease.home)  # type: ignore[assignment]
         return outcome
