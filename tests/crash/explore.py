@@ -145,7 +145,7 @@ async def check(bench: CrashBench) -> None:
         raise Broken(f"the check finds {report.findings}")
 
 
-async def format_again(bench: CrashBench, refused: CardUnavailableError, found: Found) -> Life:
+async def format_again(bench: CrashBench, refused: Exception, found: Found) -> Life:
     """A format that was cut may leave what only a forced format cleans up; nobody was told anything of such a card."""
     if not bench.told.formatting:
         raise Broken(f"the card is refused: {refused}")
@@ -253,7 +253,6 @@ async def _next_life(bench: CrashBench) -> Life:
         await life.owned()
     except (CardUnavailableError, CardLost) as refused:
         if not any(text in str(refused) for text in REFUSALS):
-            assert isinstance(refused, CardUnavailableError)
             return await format_again(bench, refused, Found())
         await asyncio.sleep(SETTLED_S)
         life = await bench.open("next")
