@@ -133,7 +133,8 @@ async def first_model(client: httpx.AsyncClient, url: str, key: str | None) -> s
     try:
         response = await client.get(f"{url}/v1/models", headers=headers(key))
         if response.status_code != httpx.codes.OK:
-            raise UnreachableError(f"{url}/v1/models answered {response.status_code}")
+            advice = ": is the key right?" if response.status_code in {401, 403} else ""
+            raise UnreachableError(f"{url}/v1/models answered {response.status_code}{advice}")
         return str(response.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise UnreachableError(f"{url}/v1/models: no usable answer: {type(error).__name__}") from None

@@ -72,6 +72,22 @@ async def test_a_process_that_does_not_start_is_told_with_its_own_words(tmp_path
     await card.aclose()
 
 
+async def test_a_file_that_is_no_soft_card_is_left_alone_and_the_advice_holds_for_every_command(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "photos.tar"
+    path.write_bytes(b"\x5a" * (64 << 20))
+    card = SoftCard(path, None, clock=time.monotonic_ns)
+    with pytest.raises(CardUnavailableError, match="not a soft card") as refused:
+        await card.start()
+    await card.aclose()
+    assert refused.value.advice is not None
+    assert "left alone" in refused.value.advice
+    assert "--card" not in refused.value.advice, "the commands of `card` have no such flag"
+    assert path.stat().st_size == 64 << 20
+    assert path.read_bytes().count(0x5A) == 64 << 20
+
+
 async def test_a_process_that_dies_again_and_again_is_started_again_and_moves(tmp_path: Path) -> None:
     card = SoftCard(tmp_path / "card.img", 128 << 20, clock=time.monotonic_ns)
     ready = await card.start()

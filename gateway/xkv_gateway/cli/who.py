@@ -66,7 +66,8 @@ def find_scope(client: AdminClient, who: str) -> str:
     except RefusedError:
         raise RefusedError(
             "no tenant has that name",
-            advice="Write scope:HEX, _default, or - and give a salt on standard input (never on a command line).",
+            advice="`xkv-gateway tenant list` shows the names, `xkv-gateway tenant set NAME --scope HEX ...` gives one. Or write scope:HEX, "
+            "_default, or - and give a salt on standard input (never on a command line).",
         ) from None
 
 

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from xkv_rpc.doors import ClientKeys
 
 WATCH_INTERVAL_S: Final = 1.0
-START_ADVICE: Final = "Start one with `xkv-gateway serve`, or name its control port with --host and --port."
+START_ADVICE: Final = (
+    "Start one with `xkv-gateway serve`, or name its control port with --host and --port; "
+    "an endpoint for keys answers only with --key."
+)
 
 
 class ReplayInterruptedError(GatewayError):

@@ -152,7 +152,7 @@ class SoftCard:
             await self._end()
             raise CardUnavailableError(
                 f"the soft card {self._path} did not start: {self._last_words()}",
-                advice="Is another gateway using the file? Another one: --card soft:PATH?size=16GiB",
+                advice="The file was left alone. If a gateway or a command has it, end that; else name another: soft:PATH?size=16GiB",
             )
         self._started_ns = self._clock()
         return ready
