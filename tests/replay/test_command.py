@@ -175,8 +175,10 @@ async def test_no_gateway_is_one_clear_line(home: Path) -> None:
         port = taken.getsockname()[1]
         done = await run(home, "replay", "--limit", "1", "--port", str(port))
     assert done.code == ExitCode.UNREACHABLE
+    assert done.out == "", "tables of zeros"
     assert f"no gateway answers at 127.0.0.1:{port}" in done.err
     assert "xkv-gateway serve" in done.err
+    assert "--key" in done.err
     assert "Traceback" not in done.err
 
 

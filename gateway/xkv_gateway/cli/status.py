@@ -40,7 +40,8 @@ WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what wa
 def status(admin: str | None, file: Path | None, token_file: Path | None, *, as_json: bool) -> ExitCode:
     """Show what a running gateway does.
 
-    Exit code 0: serving; 1: it answers, but the card is offline; 3: no gateway answers.
+    Exit code 0: serving; 1: it answers, but the card is offline or recovering, or it is
+    being stopped; 3: no gateway answers.
     """
     settings = load_settings(file, {}).config.admin
     if admin is None:

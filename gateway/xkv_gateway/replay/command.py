@@ -231,5 +231,5 @@ def _where(host: str | None, port: int | None, file: Path | None) -> _Where:
 def _print(outcome: ReplayOutcome, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(as_document(outcome), indent=2, allow_nan=False))
-    else:
+    elif outcome.stats.requests or outcome.problem is None:
         print_report(outcome, Console(file=sys.stdout, highlight=False))
