@@ -101,7 +101,7 @@ class CardSession:
         self._blocks = blocks
         self._first_copy = first_copy
         self._options = options
-        self._taken = taken
+        self.taken = taken
         self._owner_may_live = owner_may_live
         self._store: CardStore | None = None
         self._owned = asyncio.Event()
@@ -283,7 +283,7 @@ class CardSession:
     async def _claim(self) -> None:
         """Write the superblocks (O5, O6)."""
         options, recovery = self._options, self.recovery
-        if not self._taken:
+        if not self.taken:
             await self._patiently(self._require_unchanged)
             epoch = 1 + max(self.superblock.stamp.epoch, recovery.epoch_max)
             self.superblock = ownership.owned(

@@ -132,7 +132,8 @@ def _log_recovery(session: CardSession) -> None:
         recovery.journal_bytes,
     )
     before = session.superblock
-    if before.owner_host_nqn:
+    # After a takeover the superblock is ours already, and the log has said whom the card was taken from.
+    if before.owner_host_nqn and not session.taken:
         log.info(
             "the last run on the card was of %s (%s), epoch %d, which %s",
             before.owner or "an unknown host",
