@@ -161,19 +161,19 @@ def _closed_again(image: Image, place: Place) -> Image:
 def opens(
     base: Base, image: Image, *, strict: bool = False, twice: bool = True, size_change: int = 0
 ) -> tuple[str, ...]:
-    """Open a damaged card, twice: what comes of it is the same both times. `strict`: nothing may be lost.
+    """Open a damaged card, twice: what comes of it is the same both times; then use it. `strict`: nothing may be lost.
 
     Returns:
         The refusal, or the damage that was reported, then what became of each key.
     """
-    first = _open_once(base, image, strict=strict, size_change=size_change)
+    first = _open_once(base, image, strict=strict, use=twice, size_change=size_change)
     if twice:
-        second = _open_once(base, image, strict=strict, size_change=size_change)
+        second = _open_once(base, image, strict=strict, use=False, size_change=size_change)
         assert first == second, "another outcome on the second try"
     return first
 
 
-def _open_once(base: Base, image: Image, *, strict: bool, size_change: int) -> tuple[str, ...]:
+def _open_once(base: Base, image: Image, *, strict: bool, use: bool, size_change: int) -> tuple[str, ...]:
     seen: list[str] = []
     bench = replace(base, image=image, lives=base.lives + 1).bench()
     bench.medium.size_bytes += size_change
@@ -187,6 +187,9 @@ def _open_once(base: Base, image: Image, *, strict: bool, size_change: int) -> t
         seen.extend(life.session.recovery.damage)
         seen.extend(await what_is_there(life, strict=strict))
         await life.owned()
+        if not use:
+            await life.kill()
+            return
         await life.fill()
         await what_is_there(life, strict=strict)
         assert await life.stop()

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SETTLED_S: Final = FAULTS.settle_ns / 1e9 + 1
 
 
+DEEP: Final = 6
+"""One image in so many is used, checked, ended in order and checked again."""
 DOOMED_LOOKS: Final = 100
 """So often doomed space is looked at: it comes back within a second, also where it is erased first."""
 
@@ -72,7 +74,7 @@ def cut_by_power(scenario: Scenario, images_max: int, every: int = 1, offset: in
                 continue
             here = f"{scenario.name}, power lost at command {at} ({' '.join(fuse.commands[-4:])}), image {number}"
             try:
-                open_survivor(base.then(bench, image), found, deep=found.images % 4 == 0)
+                open_survivor(base.then(bench, image), found, deep=found.images % DEEP == 0)
             except Exception as error:
                 raise Broken(f"{here}: {error}") from error
     return found

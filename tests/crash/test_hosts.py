@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.crash.bench import Base
 
-SEEDS = 12
+SEEDS = 8
 SEEDS_SLOW = 150
 
 
@@ -42,7 +42,7 @@ def test_a_card_that_changes_hands_again_and_again_keeps_all_that_was_acknowledg
 
 @pytest.mark.slow
 def test_many_more_changes_of_hands_keep_all_that_was_acknowledged() -> None:
-    for seed in range(SEEDS, SEEDS_SLOW):
+    for seed in range(SEEDS_SLOW):
         try:
             Hosts(base(), seed).play()
         except Exception as error:

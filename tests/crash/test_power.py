@@ -8,7 +8,7 @@ from tests.crash.explore import cut_by_power
 from tests.crash.scenarios import SCENARIOS, Scenario
 
 NAMES = [scenario.name for scenario in SCENARIOS]
-IMAGES_MAX = 5
+IMAGES_MAX = 4
 IMAGES_MAX_SLOW = 60
 
 

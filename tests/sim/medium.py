@@ -103,7 +103,9 @@ class Medium:
     def flush(self, covered: set[int]) -> None:
         """Make the covered writes durable; a newer version of a sector stays volatile."""
         for sector, versions in list(self.cache.items()):
-            last = max((at for at, (write, _) in enumerate(versions) if id(write) in covered), default=-1)
+            last = len(versions) - 1
+            while last >= 0 and id(versions[last][0]) not in covered:
+                last -= 1
             if last < 0:
                 continue
             self._keep(sector, versions[last][1])

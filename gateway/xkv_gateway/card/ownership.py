@@ -12,7 +12,7 @@ from xkv_gateway.card import superblock as superblock_format
 from xkv_gateway.card.fence import INTERVAL_MS, CardLost
 from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.layout import HEAD_BYTES, HEARTBEAT_OFFSET, TAIL_BYTES, superblock_1_offset
-from xkv_gateway.card.structure import BLOCK_BYTES, RUN_ID_BYTES, UUID_BYTES, Stamp
+from xkv_gateway.card.structure import BLOCK_BYTES, RUN_ID_BYTES, UUID_BYTES, Stamp, is_blank
 from xkv_gateway.card.superblock import Chosen, NamespaceFacts, Superblock, choose
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def edges_are_blank(blocks: CardBlocks, size_bytes: int) -> bool:
     """Tell whether the first and the last MiB are all zero: nobody's mark is there. Raises DeviceError."""
     last_bytes = superblock_1_offset(size_bytes) + BLOCK_BYTES - TAIL_BYTES
     for offset_bytes, length_bytes in ((0, HEAD_BYTES), (last_bytes, size_bytes - last_bytes)):
-        if any(await blocks.read(offset_bytes, length_bytes)):
+        if not is_blank(await blocks.read(offset_bytes, length_bytes)):
             return False
     return True
 
