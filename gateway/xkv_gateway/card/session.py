@@ -161,6 +161,11 @@ class CardSession:
         """
         await self._fence.check()
 
+    @property
+    def writes_from_ns(self) -> int:
+        """About when writes begin, or have begun."""
+        return self.settled_at_ns + (CHECK_AGE_MAX_NS if self._owner_may_live else 0)
+
     async def owned_soon(self) -> None:
         """Return once everything is served, or at once where the run before has to settle first."""
         if self.settled_at_ns <= self._options.clock():

@@ -163,7 +163,7 @@ class Reporter:
     def _writes_in_s(self) -> float:
         if self._session.phase is not Phase.RECOVERING:
             return 0.0
-        return max(0.0, round((self._session.settled_at_ns - self._clock()) / 1e9, 3))
+        return max(0.0, round((self._session.writes_from_ns - self._clock()) / 1e9, 3))
 
     def _run(self) -> RunStatus:
         superblock = self._session.superblock
