@@ -6,6 +6,7 @@ run, and their medians are compared.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shutil
@@ -77,8 +78,12 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
+@functools.cache
 def core_split() -> tuple[set[int], set[int]]:
-    """One core for a target that polls, and the cores for everybody else (the same one where there is one only)."""
+    """One core for a target that polls, and the cores for everybody else (the same one where there is one only).
+
+    Settled by the first call: within `on_cores` this process sees fewer cores than there are.
+    """
     cores = sorted(os.sched_getaffinity(0))
     return {cores[0]}, set(cores[1:]) or {cores[0]}
 
