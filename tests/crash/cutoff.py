@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tests.crash.bench import FAULTS, KEEP_ALIVE_MS, SIZE_BYTES, Base, CrashBench
+from tests.crash.bench import AU_BYTES, FAULTS, KEEP_ALIVE_MS, SCOPE, SIZE_BYTES, Base, CrashBench
 from tests.crash.explore import land, sound, use
 from tests.crash.scenarios import SCENARIOS
 from xkv_gateway.card import ownership
@@ -27,6 +27,7 @@ SLOW_NS: Final = 2_000_000
 LATE_NS: Final = 6_000_000_000
 """The other one has the card by then, and has stored something."""
 LATE_STEPS: Final = 40
+WIPE_STEP_NS: Final = 150_000
 
 
 async def _stores(life: Life) -> None:
@@ -95,6 +96,32 @@ def any_owner_that_comes_back_late() -> None:
     """It was cut off in the middle of a store, at any moment of it."""
     for step in range(LATE_STEPS):
         assert comes_back(_base(), LATE_NS, step * STEP_NS // 2)
+
+
+def any_eraser_that_comes_back_late() -> None:
+    """It was cut off in the middle of a wipe; the next owner has gone on with that, and filled the card."""
+
+    async def work(bench: CrashBench) -> None:
+        first = await bench.open_owned("first")
+        await first.save(b"wiped", size_bytes=100 * AU_BYTES)
+        wiping = asyncio.create_task(first.wipe(SCOPE))
+        await asyncio.sleep(step * WIPE_STEP_NS / 1e9)
+        first.device.break_connection(KEEP_ALIVE_MS * 1_000_000 + SETTLE_MARGIN_NS + LATE_NS)
+        for number in list(bench.medium.in_flight):
+            bench.medium.execute(number)
+        second = await bench.open("second")
+        await second.owned()
+        await use(second)
+        await asyncio.sleep(10)
+        await asyncio.gather(first.task, return_exceptions=True)
+        wiping.cancel()
+        await asyncio.gather(wiping, return_exceptions=True)
+        await bench.told.judge(second)
+        await second.kill()
+        await first.kill()
+
+    for step in range(LATE_STEPS):
+        assert replace(_base(), lives=2000 + step).bench().run(work)
 
 
 def loser_acknowledges_nothing() -> None:

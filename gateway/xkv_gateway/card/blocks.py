@@ -57,7 +57,8 @@ class CardBlocks:
         """Behind each new connection write nothing before `verify` has returned: another one may have the card by then."""
         self._guard, self._trusted = verify, self._connections
 
-    async def _writable(self) -> None:
+    async def writable(self) -> None:
+        """Return once the card can be reached and may be written to. Raises CardLost, by the guard."""
         await self._online.wait()
         while self._guard is not None and self._trusted != self._connections:
             connection = self._connections
@@ -104,7 +105,7 @@ class CardBlocks:
         views = [memoryview(buffer) for buffer in buffers]
         refusals = 0
         while True:
-            await self._writable()
+            await self.writable()
             try:
                 await self._device.write_from(offset_bytes, views)
                 if flush:

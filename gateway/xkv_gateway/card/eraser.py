@@ -155,9 +155,9 @@ class Eraser:
                 raise result
 
     async def _patiently(self, command: Callable[[], Awaitable[None]]) -> None:
-        """Send a command until it is certain that it was carried out. Raises CommandFailed."""
+        """Send a command until it is certain that it was carried out. Raises CommandFailed; CardLost."""
         while True:
-            await self._blocks.online()
+            await self._blocks.writable()
             try:
                 await command()
             except CommandFailed:
