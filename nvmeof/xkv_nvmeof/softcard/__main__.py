@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import logging
@@ -113,7 +114,8 @@ def _watch_stdin(stop: asyncio.Event) -> None:
     def watch() -> None:
         while os.read(0, 4096):
             pass
-        loop.call_soon_threadsafe(stop.set)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile: nothing is left to be stopped
+            loop.call_soon_threadsafe(stop.set)
 
     threading.Thread(target=watch, name="stdin", daemon=True).start()
 
