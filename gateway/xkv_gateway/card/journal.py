@@ -1,4 +1,4 @@
-"""Where durable records go: the contract, and the journal of a card that does not keep any yet."""
+"""Where durable records go: the contract that `writer.JournalWriter` fulfils on the card."""
 
 from __future__ import annotations
 
@@ -17,11 +17,3 @@ class Journal(Protocol):
     def submit(self, records: Sequence[Record], last_lsn: Lsn, durable: Callable[[Lsn], None]) -> None:
         """Write the batch; call `durable(last_lsn)` from the loop when it, and all before it, survive a power loss."""
         ...
-
-
-class VolatileJournal:
-    """Keeps nothing: every record counts as durable at once, and a restart is cold."""
-
-    def submit(self, records: Sequence[Record], last_lsn: Lsn, durable: Callable[[Lsn], None]) -> None:  # noqa: ARG002
-        """Call `durable` right away."""
-        durable(last_lsn)
