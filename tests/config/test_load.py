@@ -179,3 +179,33 @@ def test_a_file_that_is_no_text_or_far_too_large_is_refused(tmp_path: Path, cont
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"gateway\.toml"):
         load_config(file=path, environment={}, flags={})
+
+
+def test_lists_stand_in_files_as_lists_and_in_variables_between_commas(tmp_path: Path) -> None:
+    networks = ("10.20.0.0/24", "fd00:20::/64")
+    loaded = load_text(tmp_path, '[fabric]\nnetworks = ["10.20.0.0/24", "fd00:20::/64"]\n')
+    assert loaded.config.fabric.networks == networks
+    loaded = load_config(
+        file=None, environment={"XKV_FABRIC__NETWORKS": "10.20.0.0/24, fd00:20::/64"}, flags={}
+    )
+    assert loaded.config.fabric.networks == networks
+    shown = {key: value for key, value, _ in effective_values(loaded)}
+    assert shown["fabric.networks"] == '["10.20.0.0/24", "fd00:20::/64"]'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("networks = 7", "must be a list"),
+        ('networks = ["10.20.0.1/24"]', "10.20.0.1/24"),
+        ('networks = ["storage"]', "'storage' is no network"),
+        ('dhchap_key_file = "DHHC-1:00:c2VjcmV0:"', "not the key itself"),
+        ('dhchap_key_file = "keys/host.key"', "absolute path"),
+        ('dhchap_ctrl_key_file = "target.key"', "needs fabric.dhchap_key_file"),
+    ],
+)
+def test_a_wrong_fabric_is_refused_by_name(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=r"fabric\.") as caught:
+        load_text(tmp_path, f"[fabric]\n{text}\n")
+    assert reason in str(caught.value)
+    assert "c2VjcmV0" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xkv_gateway.config.fabric import FabricConfig
 from xkv_gateway.config.load import Loaded, load_config
 from xkv_gateway.config.model import (
     AdminConfig,
@@ -24,6 +25,7 @@ __all__ = [
     "ControlConfig",
     "CurveConfig",
     "EvictionConfig",
+    "FabricConfig",
     "LimitsConfig",
     "Loaded",
     "LogConfig",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
+from xkv_gateway.config.fields import KEY_TEXT
 from xkv_gateway.config.model import Config
 from xkv_gateway.config.tree import ENV_PREFIX, SETTINGS, TABLES, VARIABLES, KeyPath, Setting
 from xkv_gateway.errors import ConfigError
@@ -129,6 +130,8 @@ def _checked(setting: Setting, value: object, source: str, *, strict: bool) -> o
 
 def _shown(value: object) -> str:
     text = repr(value)
+    if KEY_TEXT.search(text):
+        return "(a key)"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -161,6 +164,8 @@ _WORDS: Final = {
     "bool_parsing": "must be true or false",
     "string_type": "must be text in quotes",
     "string_too_short": "must not be empty",
+    "tuple_type": "must be a list",
+    "too_long": "must have at most {max_length} items",
     "greater_than_equal": "must be at least {ge}",
     "greater_than": "must be more than {gt}",
     "less_than_equal": "must be at most {le}",

@@ -5,73 +5,22 @@ The sample file, `config show`, the names of the environment variables and the e
 
 from __future__ import annotations
 
-import re
-import uuid
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from xkv_gateway.cardurl import NQN_BYTES_MAX, parse_card_url
-from xkv_gateway.sizes import exact_size, parse_size
+from xkv_gateway.cardurl import parse_card_url
+from xkv_gateway.config.fabric import FabricConfig
+from xkv_gateway.config.fields import Host, HostId, NonEmpty, Nqn, Port, Section, Size, SocketMode
+from xkv_gateway.sizes import exact_size
 
-MIB = 1 << 20
-GIB = 1 << 30
-
-
-def _size(value: Any) -> Any:
-    return parse_size(value) if isinstance(value, str) else value
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
 
 
 def _card_url(value: str) -> str:
     parse_card_url(value)
     return value
-
-
-def _host_nqn(value: str) -> str:
-    if (
-        not 1 <= len(value.encode()) <= NQN_BYTES_MAX
-        or not value.isascii()
-        or not value.isprintable()
-        or " " in value
-    ):
-        raise ValueError(f"must be 1 to {NQN_BYTES_MAX} printable ASCII characters without a space")
-    return value
-
-
-def _host_id(value: str) -> str:
-    try:
-        host_id = uuid.UUID(value)
-    except ValueError:
-        raise ValueError("must be a UUID such as 6f1a2f0e-6c53-4a0b-8d34-0d8f2a9c1b7e") from None
-    if host_id.int == 0:
-        raise ValueError("must not be all zero: targets refuse that")
-    return str(host_id)
-
-
-def _host(value: str) -> str:
-    if not value or value != value.strip() or "\0" in value:
-        raise ValueError("must be an IP address or a host name")
-    return value
-
-
-def _socket_mode(value: str) -> str:
-    if not re.fullmatch("0?[0-7]{3}", value) or int(value, 8) & 0o600 != 0o600:
-        raise ValueError('must be octal permissions with which the owner can read and write, such as "0660"')
-    return value
-
-
-SIZE: Final = BeforeValidator(_size)
-Size = Annotated[int, SIZE]
-"""Bytes; in files and variables also as text with a unit."""
-Host = Annotated[str, AfterValidator(_host)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-NonEmpty = Annotated[str, Field(min_length=1)]
-
-
-class Section(BaseModel):
-    """A table of the file: frozen, and every key is known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class CardConfig(Section):
@@ -177,7 +126,7 @@ class ControlConfig(Section):
         " Default: regions.sock in the state directory.",
         examples=["/run/xkv-gateway/regions.sock"],
     )
-    socket_mode: Annotated[str, AfterValidator(_socket_mode)] = Field(
+    socket_mode: SocketMode = Field(
         default="0600", description="Permissions of both Unix sockets: whoever may write may connect."
     )
     socket_group: NonEmpty | None = Field(
@@ -279,12 +228,12 @@ class EvictionConfig(Section):
 class NvmeConfig(Section):
     """The NVMe/TCP initiator."""
 
-    host_nqn: Annotated[str, AfterValidator(_host_nqn)] | None = Field(
+    host_nqn: Nqn | None = Field(
         default=None,
         description="NQN of this host, together with host_id. Default: made once and kept in the state directory.",
         examples=["nqn.2014-08.org.nvmexpress:uuid:6f1a2f0e-6c53-4a0b-8d34-0d8f2a9c1b7e"],
     )
-    host_id: Annotated[str, AfterValidator(_host_id)] | None = Field(
+    host_id: HostId | None = Field(
         default=None,
         description="Host identifier (a UUID), together with host_nqn. No two hosts may share it.",
         examples=["6f1a2f0e-6c53-4a0b-8d34-0d8f2a9c1b7e"],
@@ -343,6 +292,7 @@ class Config(Section):
     admin: AdminConfig = Field(default=AdminConfig(), description="The admin port (HTTP).")
     eviction: EvictionConfig = Field(default=EvictionConfig(), description="Making room.")
     nvme: NvmeConfig = Field(default=NvmeConfig(), description="The NVMe/TCP initiator.")
+    fabric: FabricConfig = Field(default=FabricConfig(), description="The storage network.")
     log: LogConfig = Field(default=LogConfig(), description="The log, on standard error.")
 
 
@@ -355,6 +305,8 @@ def show_value(value: object, *, size: bool) -> str:
             return f'"{exact_size(value)}"'
         case int() | float():
             return str(value)
+        case tuple():
+            return f"[{', '.join(show_value(item, size=False) for item in value)}]"
         case _:
             text = str(value).replace("\\", "\\\\").replace('"', '\\"')
             return f'"{text}"'

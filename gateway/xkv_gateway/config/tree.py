@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, TypeAdapter
 
-from xkv_gateway.config.model import SIZE, Config
+from xkv_gateway.config.fields import SIZE
+from xkv_gateway.config.model import Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
