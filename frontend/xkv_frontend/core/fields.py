@@ -71,6 +71,8 @@ _ALWAYS: Final[dict[str, Kind]] = {
     "metadata": Kind.DROP, "service_tier": Kind.DROP, "store": Kind.DROP,
     "prompt_embeds": Kind.REFUSE, "return_token_ids": Kind.REFUSE, "logits_processors": Kind.REFUSE,
     "mm_processor_kwargs": Kind.REFUSE, "media_io_kwargs": Kind.REFUSE, "chat_template": Kind.REFUSE,
+    # These count on the routes that render prompts only, which are not on the list of routes.
+    "mm_payload": Kind.DROP, "return_mm_kwargs": Kind.DROP, "return_token_offsets": Kind.DROP,
 }  # fmt: skip
 
 _SAMPLING: Final[dict[str, Kind]] = dict.fromkeys(
@@ -79,7 +81,7 @@ _SAMPLING: Final[dict[str, Kind]] = dict.fromkeys(
         "min_p", "min_tokens", "max_tokens", "n", "best_of", "seed", "logprobs", "echo", "ignore_eos", "use_beam_search",
         "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
         "truncation_side", "prompt_logprobs", "add_special_tokens", "return_tokens_as_token_ids",
-        "thinking_token_budget", "stream_interval", "watermarking",
+        "thinking_token_budget", "stream_interval", "watermarking", "routed_experts_prompt_start",
     ),
     Kind.SCALAR,
 ) | {
@@ -97,7 +99,7 @@ _TEMPLATE: Final[dict[str, Kind]] = {
 CHAT: Final = _ALWAYS | _SAMPLING | _TEMPLATE | {
     "messages": Kind.MESSAGES, "max_completion_tokens": Kind.SCALAR, "top_logprobs": Kind.SCALAR,
     "tools": Kind.TOOLS, "tool_choice": Kind.SCHEMA, "parallel_tool_calls": Kind.FLAG, "documents": Kind.DATA,
-    "reasoning_effort": Kind.TEXT, "include_reasoning": Kind.FLAG,
+    "reasoning_effort": Kind.TEXT, "include_reasoning": Kind.FLAG, "return_prompt_text": Kind.REFUSE,
 }  # fmt: skip
 
 COMPLETIONS: Final = _ALWAYS | _SAMPLING | {"prompt": Kind.PROMPT, "suffix": Kind.TEXT}
@@ -109,7 +111,9 @@ RESPONSES: Final = _ALWAYS | {
     "tools": Kind.TOOLS, "top_logprobs": Kind.SCALAR, "top_p": Kind.SCALAR, "top_k": Kind.SCALAR,
     "truncation": Kind.TEXT, "skip_special_tokens": Kind.FLAG, "include_stop_str_in_output": Kind.FLAG,
     "include": Kind.TEXTS, "structured_outputs": Kind.SCHEMA, "repetition_penalty": Kind.SCALAR, "seed": Kind.SCALAR,
-    "stop": Kind.TEXTS, "ignore_eos": Kind.FLAG,
+    "stop": Kind.TEXTS, "ignore_eos": Kind.FLAG, "stop_token_ids": Kind.NUMBERS, "min_p": Kind.SCALAR,
+    "presence_penalty": Kind.SCALAR, "frequency_penalty": Kind.SCALAR, "watermarking": Kind.FLAG,
+    "include_reasoning": Kind.FLAG, "chat_template_kwargs": Kind.OPTIONS, "enable_response_messages": Kind.REFUSE,
     # What the server keeps between requests is found by an id that does not say whose it is.
     "previous_response_id": Kind.REFUSE, "previous_response": Kind.REFUSE, "previous_input_messages": Kind.REFUSE,
     "conversation": Kind.REFUSE, "background": Kind.REFUSE, "prompt": Kind.REFUSE,
@@ -120,7 +124,7 @@ MESSAGES: Final = _ALWAYS | {
     "stream": Kind.FLAG, "temperature": Kind.SCALAR, "top_k": Kind.SCALAR, "top_p": Kind.SCALAR,
     "tools": Kind.CLAUDE_TOOLS, "tool_choice": Kind.SCHEMA, "output_config": Kind.SCHEMA,
     "thinking": Kind.DROP, "betas": Kind.DROP, "context_management": Kind.DROP, "container": Kind.REFUSE,
-    "mcp_servers": Kind.REFUSE, "chat_template_kwargs": Kind.OPTIONS,
+    "mcp_servers": Kind.REFUSE, "chat_template_kwargs": Kind.OPTIONS, "watermarking": Kind.FLAG,
 }  # fmt: skip
 
 _EMBED: Final = _ALWAYS | _TEMPLATE | {
@@ -150,6 +154,8 @@ REQUIRED: Final[Mapping[RouteName, tuple[str, ...]]] = {
 
 HARMLESS: Final[Mapping[str, tuple[object, ...]]] = {
     "return_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "enable_response_messages": (False,),
     "background": (False,),
 }
 """Values with which a refused member says what holds anyway; null always does."""
