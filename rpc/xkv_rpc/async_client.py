@@ -17,6 +17,7 @@ from xkv_rpc.errors import (
     BadReplyError,
     CallTimeoutError,
     ClientClosedError,
+    ConnectionLostError,
     ConnectionResetByClientError,
     GatewayUnavailableError,
     GatewayUnreachableError,
@@ -78,7 +79,7 @@ class AsyncClient(AsyncCalls):
         self._loop = asyncio.get_running_loop()
         self._context = make_context()
         self._dealer: Dealer | None = None
-        self._fd = -1
+        self._fds: tuple[int, ...] = ()
         self._look_scheduled = False
         self._pending: dict[int, _Pending] = {}
         self._writers: deque[asyncio.Future[None]] = deque()
@@ -186,8 +187,9 @@ class AsyncClient(AsyncCalls):
     def _connection(self) -> Dealer:
         if self._dealer is None:
             self._dealer = Dealer(self._context, self._endpoint, self._options.keys)
-            self._fd = self._dealer.fileno()
-            self._loop.add_reader(self._fd, self._look)
+            self._fds = self._dealer.filenos()
+            for fd in self._fds:
+                self._loop.add_reader(fd, self._look)
         return self._dealer
 
     def _look_again(self) -> None:
@@ -205,6 +207,9 @@ class AsyncClient(AsyncCalls):
             if writable:
                 self._wake_writer()
             if not readable:
+                if self._dealer.lost:
+                    # All that had come is taken, and no further reply can come.
+                    self._reset(ConnectionLostError(f"{self._endpoint}: the gateway closed the connection"))
                 return
             self._take(*self._dealer.receive())
         self._look_again()
@@ -232,7 +237,8 @@ class AsyncClient(AsyncCalls):
     def _reset(self, reason: XkvRpcError) -> None:
         """Drop the connection with all that is under way on it; the next call makes a new one."""
         if self._dealer is not None:
-            self._loop.remove_reader(self._fd)
+            for fd in self._fds:
+                self._loop.remove_reader(fd)
             self._dealer.close()
             self._dealer = None
         for pending in self._pending.values():

@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from xkv_rpc.errors import CallTimeoutError, ConnectionLostError, GatewayUnreachableError, KeyRefusedError
-from xkv_rpc.transport import Dealer, PeerEvent, make_context, terminate
+from xkv_rpc.transport import Dealer, make_context, terminate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ class CurveWire:
         self._closed = False
         self._context = make_context()
         try:
-            self._dealer = Dealer(self._context, endpoint, keys, watched=True)
+            self._dealer = Dealer(self._context, endpoint, keys)
         except BaseException:
             terminate(self._context)
             raise
@@ -62,7 +62,7 @@ class CurveWire:
     def stale(self) -> bool:
         """Whether anything came, or the connection ended, while no call was on it: then it is of no use any more."""
         readable, writable = self._dealer.events()
-        return readable or not writable or self._dealer.event() is PeerEvent.LOST
+        return readable or not writable
 
     def send(self, header: bytes, payloads: Sequence[Buffer], deadline_ns: int) -> None:
         """Send a message. When this returns, the payloads may change.
@@ -76,6 +76,7 @@ class CurveWire:
                 break
             self._until(writable=True, deadline_ns=deadline_ns)
         while tracker is not None and not tracker.wait(SLICE_MS / 1000):
+            self._dealer.events()
             self._check(deadline_ns)
 
     def receive(self, deadline_ns: int) -> tuple[bytes, list[memoryview]]:
@@ -99,13 +100,12 @@ class CurveWire:
         """Return the milliseconds that are left. Raises what ends the wait."""
         if self._ended.is_set():
             raise ConnectionLostError(f"{self._endpoint}: the connection was closed")
-        match self._dealer.event():
-            case PeerEvent.REFUSED:
-                raise KeyRefusedError(
-                    f"{self._endpoint}: the gateway refuses this key, or is not the one expected"
-                )
-            case PeerEvent.LOST:
-                raise ConnectionLostError(f"{self._endpoint}: the gateway closed the connection")
+        if self._dealer.refused:
+            raise KeyRefusedError(
+                f"{self._endpoint}: the gateway refuses this key, or is not the one expected"
+            )
+        if self._dealer.lost:
+            raise ConnectionLostError(f"{self._endpoint}: the gateway closed the connection")
         left_ns = deadline_ns - self._clock()
         if left_ns <= 0:
             raise CallTimeoutError(f"{self._endpoint}: no answer in time")

@@ -121,10 +121,16 @@ class Doorkeeper:
 
     Args:
         on_visit: told of each judgement, in the thread that judges.
+        barred: tells of an IP address whether nobody is let in from there, whatever else speaks for it.
     """
 
-    def __init__(self, on_visit: Callable[[Visit], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_visit: Callable[[Visit], None] | None = None,
+        barred: Callable[[str], bool] | None = None,
+    ) -> None:
         self._on_visit = on_visit
+        self._barred = barred
         self._grants: Mapping[str, Grant] = {}
         self.admitted = 0
         self.refused = 0
@@ -145,6 +151,8 @@ class Doorkeeper:
         return visit
 
     def _judged(self, knock: Knock) -> Visit:
+        if self._barred is not None and knock.domain != Admits.LOCAL and _holds(self._barred, knock.address):
+            return Visit(knock, admitted=False, reason="from the storage network")
         match knock.domain, knock.mechanism:
             case Admits.KEYS, "CURVE":
                 grant = self._grants.get(knock.key)
@@ -152,7 +160,7 @@ class Doorkeeper:
                     return Visit(knock, admitted=False, reason="its key is not known")
                 return Visit(knock, admitted=True, reason="known key", user=knock.key, name=grant.name)
             case Admits.LOOPBACK, "NULL":
-                if not _from_loopback(knock.address):
+                if not _holds(is_loopback, knock.address):
                     return Visit(knock, admitted=False, reason="not from loopback, and without a key")
                 return Visit(knock, admitted=True, reason="from loopback", user=OPEN_USER)
             case Admits.ANYONE, "NULL":
@@ -166,8 +174,8 @@ class Doorkeeper:
         return EVERYTHING if user == OPEN_USER else self._grants.get(user)
 
 
-def _from_loopback(address: str) -> bool:
+def _holds(rule: Callable[[str], bool], address: str) -> bool:
     try:
-        return is_loopback(address)
+        return rule(address)
     except ValueError:
         return False

@@ -65,21 +65,16 @@ class SendOutcome(Enum):
     """There is no such peer (any more); nothing was sent."""
 
 
-class PeerEvent(Enum):
-    """What happened to a client's connection."""
-
-    REFUSED = "refused"
-    """The handshake failed for good: an unknown key, or another mechanism."""
-    LOST = "lost"
-
-
-_PEER_EVENTS: Final = {
-    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): PeerEvent.REFUSED,
-    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): PeerEvent.REFUSED,
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): PeerEvent.REFUSED,
-    int(zmq.EVENT_DISCONNECTED): PeerEvent.LOST,
-}
-_EVENTS_WATCHED: Final = sum(_PEER_EVENTS)
+_READY: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+_LOST: Final = int(zmq.EVENT_DISCONNECTED)
+_REFUSED: Final = frozenset(
+    {
+        int(zmq.EVENT_HANDSHAKE_FAILED_AUTH),
+        int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
+        int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL),
+    }
+)
+_EVENTS_WATCHED: Final = _READY | _LOST | sum(_REFUSED)
 
 
 class Tracker:
@@ -313,22 +308,20 @@ def _endpoint_error(endpoint: str, error: zmq.ZMQError) -> EndpointError:
 
 
 class Dealer:
-    """The asyncio client's DEALER socket, connected to one endpoint. Not for several threads at once; close it to forget it.
+    """A client's DEALER socket, for one connection to one endpoint. Not for several threads at once; close it to forget it.
 
-    It sends only over a connection that exists (ZMQ_IMMEDIATE), so nothing is queued for a gateway that is not there and
-    carried out after its caller has given up.
+    It sends only while there is a connection, so nothing is queued for a gateway that is not there and carried out after
+    its caller has given up. (ZMQ_IMMEDIATE would say that too, but then what was received and not yet taken is thrown away
+    when the connection ends: the last replies of a gateway that goes.)
     """
 
-    def __init__(
-        self, context: ZmqContext, endpoint: str, keys: ClientKeys | None = None, *, watched: bool = False
-    ) -> None:
+    def __init__(self, context: ZmqContext, endpoint: str, keys: ClientKeys | None = None) -> None:
         scheme, rest = _split(endpoint)
         if scheme == "ipc":
             check_socket_path(rest)
         self._raw = raw = context.socket(zmq.DEALER)
         raw.copy_threshold = COPY_BELOW_BYTES
         raw.set(zmq.LINGER, 0)
-        raw.set(zmq.IMMEDIATE, 1)
         raw.set(zmq.SNDHWM, CLIENT_HWM)
         raw.set(zmq.RCVHWM, CLIENT_HWM)
         raw.set(zmq.IPV6, int("[" in rest))
@@ -336,44 +329,51 @@ class Dealer:
             raw.set(zmq.CURVE_SERVERKEY, keys.server_public.encode())
             raw.set(zmq.CURVE_PUBLICKEY, keys.pair.public.encode())
             raw.set(zmq.CURVE_SECRETKEY, keys.pair.secret.encode())
-        self._monitor: ZmqSocket | None = None
-        if watched:
-            self._monitor = raw.get_monitor_socket(_EVENTS_WATCHED, f"inproc://watch-{id(self)}")
+        self._connected = False
+        self.lost = False
+        """There was a connection, and it ended: everything that came by it can still be received."""
+        self.refused = False
+        """A handshake failed for good: an unknown key, or another mechanism."""
+        self._monitor: ZmqSocket = raw.get_monitor_socket(_EVENTS_WATCHED, f"inproc://watch-{id(self)}")
         try:
             raw.connect(endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise _endpoint_error(endpoint, error) from None
 
-    def fileno(self) -> int:
-        """Give the descriptor to watch for reading (edge-triggered)."""
-        return int(self._raw.get(zmq.FD))
+    def filenos(self) -> tuple[int, int]:
+        """Give the descriptors to watch for reading (edge-triggered)."""
+        return int(self._raw.get(zmq.FD)), int(self._monitor.get(zmq.FD))
 
     def events(self) -> tuple[bool, bool]:
-        """Whether a message can be received, and whether one can be sent. Resets the edge of the descriptor."""
+        """Whether a message can be received, and whether one can be sent. Resets the edges of the descriptors."""
+        # First what became of the connection: what had come by it until then is seen by the second look.
+        while int(self._monitor.get(_EVENTS)) & _POLLIN:
+            self._note(int.from_bytes(self._monitor.recv_multipart(_DONTWAIT)[0][:2], sys.byteorder))
         events = int(self._raw.get(_EVENTS))
-        return bool(events & _POLLIN), bool(events & _POLLOUT)
+        return bool(events & _POLLIN), self._connected and not self.lost and bool(events & _POLLOUT)
+
+    def _note(self, event: int) -> None:
+        if event == _READY:
+            self._connected = True
+        elif event in _REFUSED:
+            self.refused = True
+        elif event == _LOST and self._connected:
+            self.lost = True
 
     def wait(self, timeout_ms: int, *, writable: bool) -> None:
         """Wait until a message can be sent or received, or something happened to the connection, or for the time."""
         poller = zmq.Poller()
-        poller.register(self._raw, _POLLOUT if writable else _POLLIN)
-        if self._monitor is not None:
-            poller.register(self._monitor, _POLLIN)
+        poller.register(self._monitor, _POLLIN)
+        if not writable or self._connected:
+            poller.register(self._raw, _POLLOUT if writable else _POLLIN)
         poller.poll(timeout_ms)
-
-    def event(self) -> PeerEvent | None:
-        """Take the next thing that happened to a watched connection, if there is one."""
-        while self._monitor is not None and self._monitor.poll(0):
-            frames = self._monitor.recv_multipart(_DONTWAIT)
-            event = _PEER_EVENTS.get(int.from_bytes(frames[0][:2], sys.byteorder))
-            if event is not None:
-                return event
-        return None
 
     def send(self, header: bytes, payloads: Sequence[Buffer]) -> tuple[bool, Tracker | None]:
         """Send one message, or say that there is no connection (or no room) now."""
         raw = self._raw
+        if not self._connected or self.lost:
+            return False, None
         try:
             if not payloads:
                 raw.send(header, _DONTWAIT)
@@ -394,7 +394,6 @@ class Dealer:
 
     def close(self) -> None:
         """Close; what has not left is dropped."""
-        if self._monitor is not None:
-            self._raw.disable_monitor()
-            self._monitor.close(0)
+        self._raw.disable_monitor()
+        self._monitor.close(0)
         self._raw.close(0)
