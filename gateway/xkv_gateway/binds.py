@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xkv_gateway.errors import AddressInUseError, BindRefusedError, ConfigError, GatewayError
+from xkv_gateway.networks import StorageNetworks
 from xkv_rpc.addresses import is_loopback
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "resolve_bind",
 ]
 
+NO_STORAGE_NETWORKS: Final = StorageNetworks()
 ADMIN_BACKLOG: Final = 64
 """Connections that wait to be accepted; operators and scrapers are few."""
 
@@ -51,14 +53,21 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def judge_bind(host: str, port: int, *, section: str, allow_unauthenticated: bool) -> BindAddress:
+def judge_bind(
+    host: str,
+    port: int,
+    *,
+    section: str,
+    allow_unauthenticated: bool,
+    storage: StorageNetworks = NO_STORAGE_NETWORKS,
+) -> BindAddress:
     """Return the address to bind for `[section] bind_address = host`.
 
     Raises:
         ConfigError: the name does not resolve.
-        BindRefusedError: an address outside of loopback without the permission.
+        BindRefusedError: an address outside of loopback without the permission, or one in a storage network.
     """
-    addresses = _resolve(host, port, section)
+    addresses = _resolve_outside(host, port, section, storage)
     outside = [ip for ip in addresses if not is_loopback(ip)]
     if outside and not allow_unauthenticated:
         raise _refused(host, outside[0], section)
@@ -72,9 +81,22 @@ def judge_bound(asked: str, bound: str, *, section: str, allow_unauthenticated: 
         raise _refused(asked, ip, section)
 
 
-def resolve_bind(host: str, port: int, *, section: str) -> BindAddress:
-    """Return the address to bind where it does not matter who reaches it. Raises ConfigError."""
-    return BindAddress(asked=host, ip=_resolve(host, port, section)[0], port=port)
+def resolve_bind(
+    host: str, port: int, *, section: str, storage: StorageNetworks = NO_STORAGE_NETWORKS
+) -> BindAddress:
+    """Return the address to bind where it does not matter who else reaches it. Raises as `judge_bind`."""
+    return BindAddress(asked=host, ip=_resolve_outside(host, port, section, storage)[0], port=port)
+
+
+def _resolve_outside(host: str, port: int, section: str, storage: StorageNetworks) -> list[str]:
+    addresses = _resolve(host, port, section)
+    for ip in addresses:
+        if storage.holds(ip):
+            raise BindRefusedError(
+                f"{section}.bind_address: refusing to listen on {ip}: it is inside the storage network",
+                advice="Only targets are there. Use another address, or take it out of [fabric] networks.",
+            )
+    return addresses
 
 
 _WAYS_OUT: Final = {

@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     ADDRESS_IN_USE = 4
     """A port or socket is taken, usually by another gateway; nothing was touched."""
     BIND_REFUSED = 5
-    """An address outside of loopback without the explicit permission; nothing was bound."""
+    """An address outside of loopback without the explicit permission, or inside the storage network; nothing was bound."""
     CARD = 6
     """The card cannot be reached or used (also: locked by another process)."""
     STATE_DIR = 7
@@ -59,6 +59,10 @@ class ConfigError(GatewayError):
     exit_code = ExitCode.CONFIG
 
 
+class FabricRefusedError(ConfigError):
+    """A target is, or would be, outside of the storage networks."""
+
+
 class KeyNameError(ConfigError):
     """The name of a key, or a namespace, cannot be one, is taken or is not known."""
 
@@ -76,7 +80,7 @@ class AddressInUseError(GatewayError):
 
 
 class BindRefusedError(GatewayError):
-    """The address is not a loopback address, and nobody has written down that it may be open."""
+    """The address is not a loopback address, and nobody has written down that it may be open; or only targets belong there."""
 
     exit_code = ExitCode.BIND_REFUSED
 

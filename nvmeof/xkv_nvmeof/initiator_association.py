@@ -18,9 +18,9 @@ from xkv_nvmeof.identify import IdentifyController, IdentifyFormatError
 from xkv_nvmeof.initiator_admin import (
     AdminChannel,
     NamespaceView,
-    fabrics_connect,
     look_at_namespace,
 )
+from xkv_nvmeof.initiator_connect import fabrics_connect
 from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
 from xkv_nvmeof.initiator_link import QueueLink
 from xkv_nvmeof.pdu import PeerViolation
@@ -53,6 +53,7 @@ class Host:
 
     options: InitiatorOptions
     clock: Callable[[], int]
+    entropy: Callable[[int], bytes]
 
 
 class Association:
@@ -118,6 +119,7 @@ class Association:
                 cntlid=cntlid,
                 entries=entries,
                 keep_alive_ms=keep_alive_ms,
+                entropy=self.host.entropy,
             )
         except (PeerViolation, QueueFailure) as error:
             raise ConnectFailed(f"initialising queue {qid}: {error}") from error
@@ -151,7 +153,11 @@ class Association:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
             found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return found[0]
+        admits = self.host.options.admits
+        for entry in found:
+            if admits is None or admits(str(entry[4][0])):
+                return entry
+        raise ConnectFailed(f"TCP connect: {found[0][4][0]} is no address where a card may be")
 
     # -- the end -----------------------------------------------------------------------------------------------
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from xkv_nvmeof.host_settings import DigestPolicy
 from xkv_nvmeof.spec import NQN_MAX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_nvmeof.dhchap.host import HostKeys
 
 _MAX_PORT = 65_535
 _MAX_NSID = 0xFFFF_FFFE
@@ -78,12 +84,16 @@ class InitiatorOptions:
     """"required", "preferred" or "off"."""
     data_digest: str = "off"
     """"required", "preferred" or "off"."""
+    dhchap: HostKeys | None = None
+    """Keys for authentication; without them a controller that asks for it is refused."""
     sq_flow_control: bool = False
     """Submission queue flow control; without it a controller may skip response capsules (SUCCESS flag)."""
     reconnect_delay_min_ms: int = 100
     """First delay between attempts to reconnect; doubles with each, half of it random."""
     reconnect_delay_max_ms: int = 5_000
     """Longest delay between attempts to reconnect."""
+    admits: Callable[[str], bool] | None = None
+    """Tells of an IP address whether a controller may be there; asked right before each connection."""
     _digests: tuple[DigestPolicy, DigestPolicy] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 async def opened(state_dir: Path, settings: dict[str, Any]) -> AsyncIterator[Ports]:
     control = {"port": 0, **settings.get("control", {})}
     admin = {"port": 0, **settings.get("admin", {})}
-    config = Config.model_validate({"control": control, "admin": admin, "state_dir": str(state_dir)})
+    given = {**settings, "control": control, "admin": admin, "state_dir": str(state_dir)}
+    config = Config.model_validate(given)
     opener = PortOpener(
         config, state_dir, Limits(), clock=time.monotonic_ns, entropy=os.urandom, credentials=None
     )

@@ -20,6 +20,7 @@ from xkv_gateway.card.structure import RUN_ID_BYTES
 from xkv_gateway.cardurl import SoftCardUrl
 from xkv_gateway.daemon.card import engine_limits, owner_of
 from xkv_gateway.errors import CardUnavailableError
+from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.target.attach import attach, initiator_options
 from xkv_nvmeof.blockdev import DeviceError
 
@@ -73,7 +74,10 @@ async def _card_at(
 ) -> AsyncIterator[tuple[AttachedCard, BlockDevice, CardBlocks]]:
     """Attach the card for the time of the block, and turn what goes wrong there into what a person reads."""
     options = initiator_options(door.config.nvme, door.identity)
-    attached = await attach(door.url, options, clock=door.clock, entropy=door.entropy, read_only=read_only)
+    storage = StorageNetworks(door.config.fabric.networks)
+    attached = await attach(
+        door.url, options, storage, clock=door.clock, entropy=door.entropy, read_only=read_only
+    )
     device: BlockDevice = ReadOnly(attached.device) if read_only else attached.device
     try:
         yield attached, device, CardBlocks(device)

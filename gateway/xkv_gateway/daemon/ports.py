@@ -22,6 +22,7 @@ from xkv_gateway.binds import (
 from xkv_gateway.errors import AddressInUseError, ConfigError
 from xkv_gateway.keys.directory import KeyDirectory
 from xkv_gateway.keys.watch import KeyWatch
+from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.service.gate import Gate
 from xkv_gateway.service.status import AddressStatus
 from xkv_gateway.service.tokens import Tokens, read_tokens
@@ -102,7 +103,7 @@ def judge(config: Config, tokens: TokenBox) -> Judged:
     """Judge every address.
 
     Raises:
-        BindRefusedError: one can be reached by people whom nobody authenticates.
+        BindRefusedError: one can be reached by people whom nobody authenticates, or is in a storage network.
         ConfigError: a name does not resolve, or nothing would be served.
     """
     control, curve, admin, metrics = (
@@ -111,6 +112,7 @@ def judge(config: Config, tokens: TokenBox) -> Judged:
         config.admin,
         config.admin.metrics,
     )
+    storage = StorageNetworks(config.fabric.networks)
     if not control.open and curve.bind_address is None and control.socket is None:
         raise ConfigError(
             "control.open = false leaves nothing to connect to",
@@ -127,21 +129,23 @@ def judge(config: Config, tokens: TokenBox) -> Judged:
             control.port,
             section="control",
             allow_unauthenticated=control.allow_unauthenticated,
+            storage=storage,
         )
         if control.open
         else None,
         curve=None
         if curve.bind_address is None
-        else resolve_bind(curve.bind_address, curve.port, section="control.curve"),
+        else resolve_bind(curve.bind_address, curve.port, section="control.curve", storage=storage),
         admin=judge_bind(
             admin.bind_address,
             admin.port,
             section="admin",
             allow_unauthenticated=admin.allow_unauthenticated or tokens.tokens.asked_for,
+            storage=storage,
         ),
         metrics=None
         if metrics.bind_address is None
-        else resolve_bind(metrics.bind_address, metrics.port, section="admin.metrics"),
+        else resolve_bind(metrics.bind_address, metrics.port, section="admin.metrics", storage=storage),
     )
 
 
@@ -190,7 +194,8 @@ class PortOpener:
         tokens = TokenBox(config, self._credentials)
         judged = judge(config, tokens)
         group = _group(control.socket_group)
-        doorkeeper = Doorkeeper(_log_visit)
+        storage = StorageNetworks(config.fabric.networks)
+        doorkeeper = Doorkeeper(_log_visit, storage.holds)
         make_state_dir(self._state_dir)
         watch, pair = self._keys(doorkeeper)
         admin_listener = bind_tcp(judged.admin, section="admin")

@@ -28,6 +28,7 @@ from xkv_gateway.daemon.report import Reporter
 from xkv_gateway.daemon.stopping import StopRequest
 from xkv_gateway.daemon.upkeep import Reloader, keep_told
 from xkv_gateway.errors import CardLostError, CardUnavailableError, ExitCode
+from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.service.admin import AdminServer, create_app, create_metrics_app
 from xkv_gateway.service.control import ControlService
 from xkv_gateway.service.meter import Meter
@@ -100,6 +101,7 @@ class Daemon:
         self._reloader = Reloader(config, reload, self._notifier)
         credentials = environment.get("CREDENTIALS_DIRECTORY")
         self._credentials = Path(credentials) if credentials else None
+        self._storage = StorageNetworks(config.fabric.networks)
         self._lost: GatewayError | None = None
 
     async def run(self, on_serving: Callable[[Status], None]) -> ExitCode:
@@ -156,7 +158,9 @@ class Daemon:
 
     async def _attach(self, identity: HostIdentity, undo: AsyncExitStack) -> AttachedCard:
         options = initiator_options(self._config.nvme, identity)
-        attached = await attach(self._card_url(), options, clock=self._clock, entropy=self._entropy)
+        attached = await attach(
+            self._card_url(), options, self._storage, clock=self._clock, entropy=self._entropy
+        )
         undo.push_async_callback(attached.aclose)
         self._stop.at_force.append(attached.kill)
         return attached
@@ -196,7 +200,7 @@ class Daemon:
             inline_loads_bytes_max=INLINE_MESSAGES_READ_MAX * self._limits.inline_bytes,
             meter=meter,
         )
-        admin = _admin(ports, AdminSources(reporter, meter, operator, self._clock))
+        admin = _admin(ports, AdminSources(reporter, meter, operator, self._clock), self._storage)
         return _Parts(ports, attached, session, store, service, reporter, admin)
 
     # --- serve and stop -------------------------------------------------------------------------------------
@@ -278,13 +282,14 @@ def _label(operator: Operator, scope: bytes) -> str | None:
     return None if tenant.counters is None else tenant.name
 
 
-def _admin(ports: Ports, sources: AdminSources) -> list[AdminServer]:
+def _admin(ports: Ports, sources: AdminSources, storage: StorageNetworks) -> list[AdminServer]:
     """Return a server for each listener of the admin port."""
-    servers = [AdminServer(create_app(sources, ports.admin_bind, ports.tokens.now), ports.admin_listener)]
+    app = create_app(sources, ports.admin_bind, ports.tokens.now, storage)
+    servers = [AdminServer(app, ports.admin_listener)]
     if ports.admin_unix_listener is not None:
         servers.append(AdminServer(create_app(sources, None), ports.admin_unix_listener))
     if ports.metrics_listener is not None:
-        servers.append(AdminServer(create_metrics_app(sources), ports.metrics_listener))
+        servers.append(AdminServer(create_metrics_app(sources, storage), ports.metrics_listener))
     return servers
 
 

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from xkv_gateway.binds import is_loopback
+from xkv_gateway.binds import NO_STORAGE_NETWORKS, is_loopback
 from xkv_gateway.service.admin_http import AdminProtocol
 from xkv_gateway.service.metrics import CONTENT_TYPE, metrics_page
 from xkv_gateway.service.openapi import openapi_document
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from xkv_gateway.binds import BindAddress
+    from xkv_gateway.networks import StorageNetworks
     from xkv_gateway.service.metrics import AdminSources
 
 log = logging.getLogger(__name__)
@@ -153,20 +154,43 @@ class ErrorBoundary:
             await response(scope, receive, send)
 
 
+class StorageCheck:
+    """Refuses whoever comes from, or to, an address of the storage network: a listener on all addresses hears it."""
+
+    def __init__(self, app: ASGIApp, storage: StorageNetworks) -> None:
+        self._app = app
+        self._storage = storage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 403."""
+        ends = (scope.get("client"), scope.get("server"))
+        if scope["type"] == "http" and any(end and self._storage.holds(end[0]) for end in ends):
+            message = "not from the storage network"
+            await error_response(HTTPStatus.FORBIDDEN, message)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
 def create_app(
-    sources: AdminSources, bind: BindAddress | None, tokens: Callable[[], Tokens] = Tokens
+    sources: AdminSources,
+    bind: BindAddress | None,
+    tokens: Callable[[], Tokens] = Tokens,
+    storage: StorageNetworks = NO_STORAGE_NETWORKS,
 ) -> ASGIApp:
     """Return the application for a listener on `bind`, or on a Unix socket (None), where nobody is asked for a token."""
     operator = OperatorRoutes(sources.administration, sources.clock, sources.meter.renamed)
     app: ASGIApp = AuditTrail(_starlette(build_routes(AdminRoutes(sources), operator)))
     if bind is not None:
         app = HostCheck(TokenCheck(app, tokens, error_response), bind)
+        if storage:
+            app = StorageCheck(app, storage)
     return ErrorBoundary(app)
 
 
-def create_metrics_app(sources: AdminSources) -> ASGIApp:
+def create_metrics_app(sources: AdminSources, storage: StorageNetworks = NO_STORAGE_NETWORKS) -> ASGIApp:
     """Return the application for an address that may be reached from anywhere: it only reads, and little."""
-    return ErrorBoundary(_starlette(AdminRoutes(sources).metrics_routes()))
+    app: ASGIApp = _starlette(AdminRoutes(sources).metrics_routes())
+    return ErrorBoundary(StorageCheck(app, storage) if storage else app)
 
 
 def _starlette(routes: list[Route]) -> ASGIApp:

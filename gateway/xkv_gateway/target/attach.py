@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.cardurl import SoftCardUrl, TcpCardUrl
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from xkv_gateway.cardurl import CardUrl
     from xkv_gateway.config import NvmeConfig
+    from xkv_gateway.networks import StorageNetworks
     from xkv_gateway.state import HostIdentity
 
 log = logging.getLogger(__name__)
@@ -85,15 +87,17 @@ def initiator_options(config: NvmeConfig, identity: HostIdentity) -> InitiatorOp
 async def attach(
     url: CardUrl,
     options: InitiatorOptions,
+    storage: StorageNetworks,
     *,
     clock: Callable[[], int],
     entropy: Callable[[int], bytes],
     read_only: bool = False,
 ) -> AttachedCard:
-    """Return the card, connected; with `read_only` a soft card's file is opened for reading only.
+    """Return the card, connected, inside the storage networks; with `read_only` a soft card's file is opened for reading only.
 
     Raises:
         CardUnavailableError: it cannot be reached or does not accept us; nothing is left running.
+        FabricRefusedError: it is outside of the storage networks.
     """
     async with AsyncExitStack() as undo:
         soft_card: SoftCard | None = None
@@ -105,6 +109,9 @@ async def attach(
                 address = TargetAddress(host=ready.host, port=ready.port, nqn=ready.nqn, nsid=ready.nsid)
             case TcpCardUrl():
                 address = TargetAddress(host=url.host, port=url.port, nqn=url.nqn, nsid=url.nsid)
+                _judge(storage, url)
+                # Asked at each attempt to connect, of the address that a name stands for then.
+                options = replace(options, admits=storage.admits_target)
         try:
             device = await TcpInitiator.connect(address, options, clock=clock, entropy=entropy)
         except DeviceError as error:
@@ -114,3 +121,9 @@ async def attach(
             ) from None
         undo.pop_all()
         return AttachedCard(url=url, device=device, soft_card=soft_card)
+
+
+def _judge(storage: StorageNetworks, url: TcpCardUrl) -> None:
+    """Refuse at once what is an address already; a name is judged when it stands for one."""
+    with contextlib.suppress(ValueError):
+        storage.judge_target(url.host, f"the card {url}")
