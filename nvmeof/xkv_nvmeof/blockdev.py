@@ -13,7 +13,7 @@ Vocabulary
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -83,6 +83,44 @@ class DeviceCounters:
     reconnects: int = 0
 
 
+class ReservationType(IntEnum):
+    """What a reservation keeps from whom (Base 8.19)."""
+
+    WRITE_EXCLUSIVE = 1
+    EXCLUSIVE_ACCESS = 2
+    WRITE_EXCLUSIVE_REGISTRANTS_ONLY = 3
+    EXCLUSIVE_ACCESS_REGISTRANTS_ONLY = 4
+    WRITE_EXCLUSIVE_ALL_REGISTRANTS = 5
+    EXCLUSIVE_ACCESS_ALL_REGISTRANTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Registrant:
+    """A host that has registered a key with the namespace; `holds`: it has the reservation."""
+
+    host_id: bytes
+    key: int
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationStatus:
+    """Who is registered with a namespace, and who has it reserved (`kind` of None: nobody)."""
+
+    generation: int
+    kind: ReservationType | None
+    registrants: tuple[Registrant, ...]
+
+    @property
+    def holder(self) -> Registrant | None:
+        """The host that has the reservation."""
+        return next((each for each in self.registrants if each.holds), None)
+
+    def of_host(self, host_id: bytes) -> Registrant | None:
+        """The registration of a host."""
+        return next((each for each in self.registrants if each.host_id == host_id), None)
+
+
 class DeviceError(Exception):
     """Base of all failures of a block device. Nothing else is ever raised, but `asyncio.CancelledError`."""
 
@@ -104,6 +142,10 @@ class CommandFailed(DeviceError):  # noqa: N818
         self.do_not_retry = do_not_retry
 
 
+class ReservationConflict(CommandFailed):
+    """Another host has reserved the namespace (status 83h): nothing was done."""
+
+
 class DataCorrupted(DeviceError):  # noqa: N818
     """The data digest of a read did not match, also on the one retry. The connection is fine."""
 
@@ -118,6 +160,46 @@ class OutcomeUnknown(DeviceError):  # noqa: N818
     def __init__(self, message: str, *, settles_at_ns: int) -> None:
         super().__init__(message)
         self.settles_at_ns = settles_at_ns
+
+
+class Reservations(Protocol):
+    """Reservations of a namespace whose controller has them, of the type `WRITE_EXCLUSIVE_REGISTRANTS_ONLY` (Base 8.19).
+
+    A host has one registration whatever its associations are, and it outlives them. Keys are numbers of 64 bits, not zero. All
+    methods raise as the calls of `BlockDevice` do; `ReservationConflict` where the namespace does not agree.
+    """
+
+    @property
+    def host_id(self) -> bytes:
+        """Who this host is to the controller: 16 bytes."""
+        ...
+
+    async def report(self) -> ReservationStatus:
+        """Return who is registered, and who has the namespace reserved."""
+        ...
+
+    async def register(self, key: int, *, before: int | None = None) -> None:
+        """Register this host under `key`; where it is registered already, `before` is the key that this one replaces."""
+        ...
+
+    async def unregister(self, key: int) -> None:
+        """Take the registration of this host back, and a reservation that it holds with it."""
+        ...
+
+    async def acquire(self, key: int) -> None:
+        """Reserve the namespace, which nobody else has reserved. Nothing happens where this host has."""
+        ...
+
+    async def preempt(self, key: int, victim: int, *, abort: bool) -> None:
+        """End the registrations under the key `victim`, and take the reservation from it where it holds one.
+
+        With `abort` no command of these hosts can still be executed when this returns.
+        """
+        ...
+
+    async def release(self, key: int) -> None:
+        """Give the reservation back; the registration stays."""
+        ...
 
 
 class BlockDevice(Protocol):
@@ -156,6 +238,11 @@ class BlockDevice(Protocol):
     @property
     def settles_at_ns(self) -> int:
         """From when on (monotonic clock) nothing of an association that has ended can still be executed; 0: none has."""
+        ...
+
+    @property
+    def reservations(self) -> Reservations | None:
+        """Reservations of the namespace, None where it, its controller or this way of reaching it has none."""
         ...
 
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from xkv_nvmeof.blockdev import ReservationType
+from xkv_nvmeof.controller_guard import COMMANDS
 from xkv_nvmeof.controller_io import outbound_status
 from xkv_nvmeof.controller_types import MAX_ABORTS, MAX_ASYNC_EVENTS, MIN_PAGE_BYTES, Reply
 from xkv_nvmeof.discovery import discovery_log
@@ -14,6 +16,7 @@ from xkv_nvmeof.identify import (
     encode_active_namespaces,
 )
 from xkv_nvmeof.logpages import SmartLog
+from xkv_nvmeof.reservation import ONCS_RESERVATIONS, type_bit
 from xkv_nvmeof.spec import (
     ASYNC_NAMESPACE_ATTRIBUTE,
     DISCOVERY_NQN,
@@ -38,6 +41,8 @@ _SGL_SUPPORT: Final = 1 | 1 << 20 | 1 << 21
 """SGLS: any alignment; offsets in the capsule; transport data blocks (Base Figure 275)."""
 _ONCS_DSM: Final = 1 << 2
 _ONCS_WRITE_ZEROES: Final = 1 << 3
+_RESCAP: Final = sum(map(type_bit, ReservationType)) | 1 << 7
+"""All types; the ignored key as Base 1.3 defines it; nothing persists (NVM 4.1.5.1)."""
 _EFFECT_SUPPORTED: Final = 1
 _EFFECT_CONTENT: Final = 1 << 1
 
@@ -124,6 +129,7 @@ def identify_controller(controller: Controller) -> IdentifyController:
     config = controller.card.config
     discovery = controller.discovery
     transfer_pages = config.max_transfer_bytes // MIN_PAGE_BYTES
+    reservations = ONCS_RESERVATIONS if config.reservations else 0
     return IdentifyController(
         serial=config.serial,
         model=config.model,
@@ -142,7 +148,7 @@ def identify_controller(controller: Controller) -> IdentifyController:
         keep_alive_granularity=10,
         max_commands=config.max_queue_entries,
         namespace_count=0 if discovery else config.namespace.nsid,
-        nvm_commands=0 if discovery else _ONCS_DSM | _ONCS_WRITE_ZEROES,
+        nvm_commands=0 if discovery else _ONCS_DSM | _ONCS_WRITE_ZEROES | reservations,
         volatile_write_cache=0 if discovery else 0x07,
         sgl_support=_SGL_SUPPORT,
         max_allowed_namespaces=0 if discovery else config.namespace.nsid,
@@ -163,6 +169,7 @@ def identify_namespace(controller: Controller) -> IdentifyNamespace:
         formats=IdentifyNamespace.one_format(namespace.block_bytes),
         features=0x01,
         sharing=0x01,
+        reservation_capabilities=_RESCAP if controller.card.config.reservations else 0,
         deallocate_features=0x09,
         nguid=namespace.nguid,
     )
@@ -195,12 +202,13 @@ def _changed_namespaces(controller: Controller) -> bytes:
     return encode_active_namespaces(controller.changed_namespaces)
 
 
-def _commands_effects(_controller: Controller) -> bytes:
+def _commands_effects(controller: Controller) -> bytes:
     effects = [0] * 512
     for admin in AdminOpcode:
         if admin.name not in {"CREATE_IO_SQ", "CREATE_IO_CQ", "DELETE_IO_SQ", "DELETE_IO_CQ"}:
             effects[admin] = _EFFECT_SUPPORTED
-    for opcode in (IoOpcode.FLUSH, IoOpcode.READ):
+    harmless = (IoOpcode.FLUSH, IoOpcode.READ, *(COMMANDS if controller.card.config.reservations else ()))
+    for opcode in harmless:
         effects[256 + opcode] = _EFFECT_SUPPORTED
     for opcode in (IoOpcode.WRITE, IoOpcode.WRITE_ZEROES, IoOpcode.DATASET_MANAGEMENT):
         effects[256 + opcode] = _EFFECT_SUPPORTED | _EFFECT_CONTENT

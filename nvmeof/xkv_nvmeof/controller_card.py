@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from xkv_nvmeof.command import CommandFormatError, ConnectCommand, ConnectData, SubmissionEntry
 from xkv_nvmeof.controller import Controller, round_keep_alive
 from xkv_nvmeof.controller_connection import ControllerConnection
+from xkv_nvmeof.controller_guard import Guard
 from xkv_nvmeof.controller_states import ControllerPhase
 from xkv_nvmeof.controller_types import (
     MIN_ADMIN_ENTRIES,
@@ -54,6 +55,7 @@ class Card:
         assert config.max_transfer_bytes & (config.max_transfer_bytes - 1) == 0
         self.config = config
         self.counters = CardCounters()
+        self.guard = Guard(config.namespace.nsid, enabled=config.reservations)
         self._connections: set[ControllerConnection] = set()
         self._controllers: dict[int, Controller] = {}
         self._next_cntlid = 1

@@ -118,6 +118,7 @@ class ControllerConnection:
             if self.controller is not None:
                 self.controller.shutdown_done()
             return
+        self.card.guard.finished(self, command)
         self.card.count(command, status)
         if isinstance(command, WriteCommand) and command.pooled:
             self._buffers.release(command.data)
@@ -150,6 +151,7 @@ class ControllerConnection:
 
     def hand_over(self, command: IoCommand) -> None:
         """Give the shell something to execute."""
+        self.card.guard.began(self, command)
         self._commands.append(command)
         self.card.mark_dirty(self)
 
@@ -166,7 +168,14 @@ class ControllerConnection:
             self._buffers.release(buffer)
             self.reply(entry.cid, Reply(Status.TRANSIENT_TRANSPORT_ERROR))
             return
-        command = execute(entry, buffer, self.card.config, pooled=True)
+        guard = self.card.guard
+        if guard.concerns(entry.opcode):
+            guard.carry_out(self, entry, memoryview(bytes(buffer)))
+            self._buffers.release(buffer)
+            return
+        command: IoCommand | Status = Status.RESERVATION_CONFLICT
+        if not guard.refuses(self, entry.opcode):
+            command = execute(entry, buffer, self.card.config, pooled=True)
         if not isinstance(command, WriteCommand):
             self._buffers.release(buffer)
         start(self, entry.cid, command)
@@ -201,6 +210,7 @@ class ControllerConnection:
         for command in self._commands:
             if isinstance(command, WriteCommand) and command.pooled:
                 self._buffers.release(command.data)
+            self.card.guard.finished(self, command)
         self._commands = [command for command in self._commands if isinstance(command, ShutdownCommand)]
 
     def _drain(self, now_ns: int) -> None:

@@ -67,8 +67,13 @@ def _fabrics(connection: ControllerConnection, controller: Controller, entry: Su
 
 
 def _io(connection: ControllerConnection, entry: SubmissionEntry, data: memoryview) -> None:
-    config = connection.card.config
+    card, config = connection.card, connection.card.config
+    if card.guard.concerns(entry.opcode):
+        card.guard.arrived(connection, entry, data)
+        return
     judgement = judge(entry, len(data), config)
+    if not isinstance(judgement, Status) and card.guard.refuses(connection, entry.opcode):
+        judgement = Status.RESERVATION_CONFLICT
     if not isinstance(judgement, Inbound):
         start(connection, entry.cid, judgement)
     elif data:

@@ -83,6 +83,7 @@ class CardConfig:
     data_digest: bool = True
     min_keep_alive_ns: int = KEEP_ALIVE_STEP_NS
     ready_timeout_ns: int = 15_000_000_000
+    reservations: bool = True
 
     @property
     def max_connections(self) -> int:

@@ -74,6 +74,7 @@ NAMESPACE_LAYOUT: Final = layout(
     (25, "B", "format_count"),
     (26, "B", "format_index"),
     (30, "B", "sharing"),
+    (31, "B", "reservation_capabilities"),
     (33, "B", "deallocate_features"),
     (46, "H", "optimal_io_boundary_blocks"),
     (64, "H", "preferred_write_granularity"),
@@ -172,7 +173,7 @@ class IdentifyController(_Structure):
     max_commands: int = 0
     namespace_count: int = 0
     nvm_commands: int = 0
-    """ONCS: bit 2 Dataset Management, bit 3 Write Zeroes."""
+    """ONCS: bit 2 Dataset Management, bit 3 Write Zeroes, bit 5 reservations."""
     fused_operations: int = 0
     volatile_write_cache: int = 0
     """Bit 0: present. Bits 2:1 = 10b: Flush of the broadcast namespace is refused, 11b: is done."""
@@ -219,6 +220,8 @@ class IdentifyNamespace(_Structure):
     """Zero-based."""
     format_index: int = 0
     sharing: int = 0
+    reservation_capabilities: int = 0
+    """RESCAP: bit 0 persists through power loss, bits 1 to 6 the types 1 to 6."""
     deallocate_features: int = 0
     """Bits 2:0 = 1: deallocated blocks read as zeroes; bit 3: Write Zeroes can deallocate."""
     optimal_io_boundary_blocks: int = 0

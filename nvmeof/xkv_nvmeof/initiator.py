@@ -17,6 +17,7 @@ from xkv_nvmeof.initiator_dispatch import Dispatcher
 from xkv_nvmeof.initiator_errors import command_failed
 from xkv_nvmeof.initiator_keeper import Keeper
 from xkv_nvmeof.initiator_options import InitiatorOptions, Negotiated, TargetAddress
+from xkv_nvmeof.initiator_reservations import NamespaceReservations
 from xkv_nvmeof.spec import IoOpcode, Status
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class TcpInitiator:
         self._counters = DeviceCounters()
         self._dispatcher = Dispatcher(options, clock, self._counters)
         self._keeper = Keeper(Host(options, clock), address, self._dispatcher, self._counters, entropy)
+        self._reservations = NamespaceReservations(self._dispatcher, address.nsid, options.host_id)
 
     @classmethod
     async def connect(
@@ -105,6 +107,11 @@ class TcpInitiator:
     def settles_at_ns(self) -> int:
         """From this moment nothing sent on associations that have ended can still be executed (0: none ended)."""
         return self._keeper.settles_at_ns
+
+    @property
+    def reservations(self) -> NamespaceReservations | None:
+        """Reservations of the namespace, None where the controller or the namespace has none."""
+        return self._reservations if self._keeper.seen.reservable else None
 
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
         """Call `listener(state, reason)` from the loop at each change of state."""

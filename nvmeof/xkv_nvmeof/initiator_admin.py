@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof import builders
-from xkv_nvmeof.blockdev import CommandFailed, DataCorrupted, DeviceIdentity, Geometry
+from xkv_nvmeof.blockdev import (
+    CommandFailed,
+    DataCorrupted,
+    DeviceIdentity,
+    Geometry,
+    ReservationType,
+)
 from xkv_nvmeof.command import ConnectCommand, ConnectData
 from xkv_nvmeof.host_command import Exchange, Outcome
 from xkv_nvmeof.identify import (
@@ -17,6 +23,7 @@ from xkv_nvmeof.identify import (
     NamespaceDescriptors,
 )
 from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectRefused, NamespaceUnusable, command_failed
+from xkv_nvmeof.reservation import ONCS_RESERVATIONS, type_bit
 from xkv_nvmeof.spec import (
     CONNECT_DATA_BYTES,
     IDENTIFY_BYTES,
@@ -67,6 +74,8 @@ class NamespaceView:
     """Most blocks of one Write Zeroes."""
     deallocate_ranges: int
     """Most ranges of one Dataset Management."""
+    reservable: bool = False
+    """Whether it can be reserved in the way of `Reservations`."""
 
 
 async def execute(
@@ -253,7 +262,11 @@ async def look_at_namespace(
     )
     nguid = descriptors.nguid if any(descriptors.nguid) else space.nguid
     identity = DeviceIdentity(nqn, nsid, nguid, descriptors.uuid, controller.serial, controller.model)
-    return NamespaceView(geometry, identity, zeroes_blocks, ranges)
+    reservable = bool(
+        controller.nvm_commands & ONCS_RESERVATIONS
+        and space.reservation_capabilities & type_bit(ReservationType.WRITE_EXCLUSIVE_REGISTRANTS_ONLY)
+    )
+    return NamespaceView(geometry, identity, zeroes_blocks, ranges, reservable)
 
 
 async def _io_limits(

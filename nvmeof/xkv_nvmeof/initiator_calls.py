@@ -9,6 +9,7 @@ from xkv_nvmeof.blockdev import DataCorrupted, DeviceError, DeviceOffline, Outco
 from xkv_nvmeof.command import BlockRange, encode_ranges
 from xkv_nvmeof.host_command import Exchange, Outcome, cut
 from xkv_nvmeof.initiator_errors import command_failed
+from xkv_nvmeof.reservation import EXTENDED
 from xkv_nvmeof.spec import PSDT_SGL, IoOpcode, SglType
 
 if TYPE_CHECKING:
@@ -207,6 +208,18 @@ def deallocations(nsid: int, ranges: list[BlockRange], limit_ranges: int) -> Ite
         first = (len(some) - 1) | _DEALLOCATE << 32
         sqe = entry(IoOpcode.DATASET_MANAGEMENT, nsid, first, 0, len(data))
         yield Exchange(sqe, send=[data], send_bytes=len(data))
+
+
+def reservation(
+    opcode: IoOpcode, nsid: int, dword_10: int, *, send: bytes = b"", receive: memoryview | None = None
+) -> Iterator[Exchange]:
+    """Yield one command about reservations (Base 7.2 to 7.5); a report asks for extended data."""
+    if receive is not None:
+        sqe = entry(opcode, nsid, dword_10 | EXTENDED << 32, 0, len(receive))
+        yield Exchange(sqe, receive=[receive], receive_bytes=len(receive))
+        return
+    sqe = entry(opcode, nsid, dword_10, 0, len(send))
+    yield Exchange(sqe, send=[memoryview(send)], send_bytes=len(send))
 
 
 def flushes(nsid: int) -> Iterator[Exchange]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from xkv_nvmeof.blockdev import CommandFailed, DeviceError
-from xkv_nvmeof.spec import status_name
+from xkv_nvmeof.blockdev import CommandFailed, DeviceError, ReservationConflict
+from xkv_nvmeof.spec import Status, status_name
 
 
 class ConnectFailed(DeviceError):  # noqa: N818
@@ -32,7 +32,8 @@ class DeviceBusy(DeviceError):  # noqa: N818
 
 def command_failed(what: str, status: int, *, do_not_retry: bool) -> CommandFailed:
     """Return the error of a completion with a status other than success."""
-    return CommandFailed(
+    kind = ReservationConflict if status == Status.RESERVATION_CONFLICT else CommandFailed
+    return kind(
         f"{what}: {status_name(status)}",
         status_code_type=status >> 8,
         status_code=status & 0xFF,
