@@ -23,6 +23,14 @@ class IdentityChanged(ConnectFailed):
 
 
 class NamespaceUnusable(ConnectFailed):
+class AuthenticationRefused(ConnectFailed):
+    """Host and controller do not prove themselves to each other; `fault` says whose key it is, or what else."""
+
+    def __init__(self, message: str, *, fault: Fault) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
     """The namespace does not exist, is empty, or has a format that cannot be used."""
 
 

@@ -122,6 +122,7 @@ class Status(IntEnum):
     WRITE_FAULT = 0x280
     UNRECOVERED_READ_ERROR = 0x281
     ACCESS_DENIED = 0x286
+    AUTHENTICATION_REQUIRED = 0x191
 
     @property
     def code_type(self) -> int:
@@ -212,6 +213,21 @@ class ConnectAttribute(IntFlag):
 
 class SglType(IntEnum):
     """SGL descriptor type and sub type in one byte (Base 4.1.2; TCP 3.3.1.3)."""
+
+class AuthenticationRequirement(IntFlag):
+    """AUTHREQ of Connect's completion, dword 0 bits 31:16 (Base 6.3)."""
+
+    NONE = 0
+    TRANSACTION = 1 << 1
+    """ATR: an authentication transaction comes before anything else on the queue."""
+    SECURE_CHANNEL = 1 << 2
+    """ASCR: it is to be concatenated with a secure channel (TLS)."""
+    ALL = TRANSACTION | SECURE_CHANNEL
+
+
+AUTHENTICATION_PROTOCOL: Final = 0xE9 << 24 | 0x01 << 16 | 0x01 << 8
+"""Dword 10 of Authentication Send and Receive: SECP E9h, SPSP1 01h, SPSP0 01h (Base 6.1, 6.2)."""
+
 
     DATA_BLOCK_ADDRESS = 0x00
     IN_CAPSULE_OFFSET = 0x01
