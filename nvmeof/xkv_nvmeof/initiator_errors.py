@@ -18,11 +18,6 @@ class ConnectRefused(ConnectFailed):
         self.status = status
 
 
-class IdentityChanged(ConnectFailed):
-    """The namespace at the address is not the one that this device was opened with."""
-
-
-class NamespaceUnusable(ConnectFailed):
 class AuthenticationRefused(ConnectFailed):
     """Host and controller do not prove themselves to each other; `fault` says whose key it is, or what else."""
 
@@ -31,6 +26,11 @@ class AuthenticationRefused(ConnectFailed):
         self.fault = fault
 
 
+class IdentityChanged(ConnectFailed):
+    """The namespace at the address is not the one that this device was opened with."""
+
+
+class NamespaceUnusable(ConnectFailed):
     """The namespace does not exist, is empty, or has a format that cannot be used."""
 
 

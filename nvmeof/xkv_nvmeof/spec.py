@@ -119,10 +119,10 @@ class Status(IntEnum):
     CONNECT_INVALID_PARAMETERS = 0x182
     CONNECT_RESTART_DISCOVERY = 0x183
     CONNECT_INVALID_HOST = 0x184
+    AUTHENTICATION_REQUIRED = 0x191
     WRITE_FAULT = 0x280
     UNRECOVERED_READ_ERROR = 0x281
     ACCESS_DENIED = 0x286
-    AUTHENTICATION_REQUIRED = 0x191
 
     @property
     def code_type(self) -> int:
@@ -211,9 +211,6 @@ class ConnectAttribute(IntFlag):
     DISABLE_SQ_FLOW_CONTROL = 0x04
 
 
-class SglType(IntEnum):
-    """SGL descriptor type and sub type in one byte (Base 4.1.2; TCP 3.3.1.3)."""
-
 class AuthenticationRequirement(IntFlag):
     """AUTHREQ of Connect's completion, dword 0 bits 31:16 (Base 6.3)."""
 
@@ -228,6 +225,9 @@ class AuthenticationRequirement(IntFlag):
 AUTHENTICATION_PROTOCOL: Final = 0xE9 << 24 | 0x01 << 16 | 0x01 << 8
 """Dword 10 of Authentication Send and Receive: SECP E9h, SPSP1 01h, SPSP0 01h (Base 6.1, 6.2)."""
 
+
+class SglType(IntEnum):
+    """SGL descriptor type and sub type in one byte (Base 4.1.2; TCP 3.3.1.3)."""
 
     DATA_BLOCK_ADDRESS = 0x00
     IN_CAPSULE_OFFSET = 0x01
