@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from xkv_nvmeof.command import NO_DATA, Sgl, SubmissionEntry
-from xkv_nvmeof.spec import FABRICS_OPCODE, AdminOpcode, FabricsType, IoOpcode
+from xkv_nvmeof.spec import AUTHENTICATION_PROTOCOL, FABRICS_OPCODE, AdminOpcode, FabricsType, IoOpcode
 
 FUA: Final = 1 << 30
 """Force Unit Access, command dword 12 (NVM 3.2.4, 3.2.6, 3.2.8)."""
@@ -36,6 +36,30 @@ def property_set(cid: int, offset: int, size_bytes: int, value: int) -> Submissi
         cdw11=int(offset),
         cdw12=value & 0xFFFF_FFFF,
         cdw13=value >> 32,
+    )
+
+
+def authentication_send(cid: int, length_bytes: int) -> SubmissionEntry:
+    """Fabrics Authentication Send of a message of so many bytes (Base 6.2)."""
+    return SubmissionEntry(
+        FABRICS_OPCODE,
+        cid,
+        FabricsType.AUTHENTICATION_SEND,
+        Sgl.transport(length_bytes),
+        cdw10=AUTHENTICATION_PROTOCOL,
+        cdw11=length_bytes,
+    )
+
+
+def authentication_receive(cid: int, length_bytes: int) -> SubmissionEntry:
+    """Fabrics Authentication Receive of a message of at most so many bytes (Base 6.1)."""
+    return SubmissionEntry(
+        FABRICS_OPCODE,
+        cid,
+        FabricsType.AUTHENTICATION_RECEIVE,
+        Sgl.transport(length_bytes),
+        cdw10=AUTHENTICATION_PROTOCOL,
+        cdw11=length_bytes,
     )
 
 

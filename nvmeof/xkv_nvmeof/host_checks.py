@@ -90,14 +90,16 @@ def judge_data(exchange: Exchange, pdu: C2HData, wire: WireFormat, *, flow_contr
         reason = f"C2HData at offset {pdu.offset_bytes}, {exchange.received_bytes} expected"
         raise _violation(reason, FatalStatus.OUT_OF_RANGE, _DATAO, pdu, wire)
     end = pdu.offset_bytes + pdu.data_bytes
-    if end > exchange.receive_bytes or (pdu.last and end != exchange.receive_bytes):
+    short = pdu.last and end != exchange.receive_bytes and not exchange.may_be_short
+    if end > exchange.receive_bytes or short:
         reason = f"C2HData ends at {end} of {exchange.receive_bytes} bytes"
         raise _violation(reason, FatalStatus.OUT_OF_RANGE, _DATAL, pdu, wire)
 
 
 def judge_success(exchange: Exchange, pdu: CapsuleResp, wire: WireFormat, *, unsent: bool) -> None:
     """Judge a completion with success: all data of the command must have been transferred before it."""
-    if exchange.received_bytes != exchange.receive_bytes:
+    ended = exchange.saw_last and exchange.may_be_short
+    if exchange.received_bytes != exchange.receive_bytes and not ended:
         reason = f"success after {exchange.received_bytes} of {exchange.receive_bytes} bytes"
         raise _violation(reason, FatalStatus.OUT_OF_RANGE, 0, pdu, wire)
     if unsent or exchange.requested_bytes != exchange.send_bytes:

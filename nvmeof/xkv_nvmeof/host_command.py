@@ -55,6 +55,8 @@ class Exchange:
     on_finish: Callable[[Exchange], None] | None = None
     """Called by the shell of the queue pair once the exchange is finished."""
     tries: int = 0
+    may_be_short: bool = False
+    """The controller may end the transfer before `receive_bytes`; `received_bytes` says where it did."""
 
     cid: int = -1
     outcome: Outcome = Outcome.PENDING

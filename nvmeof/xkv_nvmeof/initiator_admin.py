@@ -1,8 +1,7 @@
-"""The admin queue of an association: one command at a time, with its deadline, and what a controller is asked."""
+"""The admin queue of an association: what a controller is asked."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -25,15 +24,12 @@ from xkv_nvmeof.identify import (
 from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectRefused, NamespaceUnusable, command_failed
 from xkv_nvmeof.reservation import ONCS_RESERVATIONS, type_bit
 from xkv_nvmeof.spec import (
-    CONNECT_DATA_BYTES,
     IDENTIFY_BYTES,
     PROPERTY_BYTES,
     Cns,
-    ConnectAttribute,
     FeatureId,
     Register,
     Status,
-    status_name,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
 
     from xkv_nvmeof.command import SubmissionEntry
     from xkv_nvmeof.initiator_link import QueueLink
-    from xkv_nvmeof.initiator_options import InitiatorOptions
 
 _NS_PER_MS: Final = 1_000_000
 _MAX_BLOCK_BYTES: Final = 65_536
@@ -54,14 +49,6 @@ _AUTHENTICATION_REQUIRED_SHIFT: Final = 17
 """ATR and ASCR, bits 17 and 18 of dword 0 of Connect's completion (Base 6.3)."""
 ADMIN_QUEUE_ENTRIES: Final = 32
 """Size of the admin queue, the least that Fabrics allows (Base 3.1.3.1)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A command that succeeded: dwords 0 and 1 of its completion, and its data."""
-
-    result: int
-    data: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,48 +157,6 @@ class AdminChannel:
         """Return part of a log page; reading it re-arms the event that told of it."""
         entry = builders.get_log_page(0, page, length_bytes, offset_bytes=offset_bytes)
         return (await self.run(entry, f"Get Log Page {page:#04x}", length_bytes)).data
-
-
-async def fabrics_connect(
-    link: QueueLink,
-    options: InitiatorOptions,
-    deadline_ns: int,
-    *,
-    nqn: str,
-    qid: int,
-    cntlid: int,
-    entries: int,
-    keep_alive_ms: int,
-) -> int:
-    """Send Connect on a fresh queue pair and return the controller id (Base 6.3).
-
-    Raises:
-        ConnectRefused: with the controller's status.
-        ConnectFailed: the connection ended.
-    """
-    attributes = 0 if options.sq_flow_control else ConnectAttribute.DISABLE_SQ_FLOW_CONTROL
-    command = ConnectCommand(0, qid, entries - 1, keep_alive_ms, attributes)
-    data = ConnectData(options.host_id, cntlid, nqn, options.host_nqn).to_bytes()
-    assert len(data) == CONNECT_DATA_BYTES
-    what = f"Connect of queue {qid}"
-    try:
-        answer = await execute(link, command.to_entry(), what, deadline_ns, connect_data=data)
-    except CommandFailed as failed:
-        status = failed.status_code_type << 8 | failed.status_code
-        hint = _CONNECT_HINTS.get(status, "")
-        raise ConnectRefused(f"{what} refused: {status_name(status)}{hint}", status=status) from None
-    if answer.result >> _AUTHENTICATION_REQUIRED_SHIFT & 3:
-        raise ConnectFailed(
-            f"{what}: the controller requires in-band authentication, which this host does not speak"
-        )
-    return answer.result & 0xFFFF
-
-
-_CONNECT_HINTS: Final[dict[int, str]] = {
-    Status.CONNECT_INVALID_HOST: ": the subsystem does not allow this host NQN",
-    Status.CONNECT_INVALID_PARAMETERS: ": there is no such subsystem, or it does not like a parameter",
-    Status.CONNECT_CONTROLLER_BUSY: ": the controller has no room for another connection",
-}
 
 
 async def look_at_namespace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.host_settings import ClosedByHost
@@ -30,14 +31,19 @@ _ENTRIES_A_READ: Final = 4
 
 
 async def discover(
-    host: str, port: int, options: InitiatorOptions, *, clock: Callable[[], int]
+    host: str,
+    port: int,
+    options: InitiatorOptions,
+    *,
+    clock: Callable[[], int],
+    entropy: Callable[[int], bytes] = os.urandom,
 ) -> list[DiscoveryEntry]:
     """Return the records of the discovery log page of the controller at `host`:`port`.
 
     Raises:
         DeviceError: no connection, a refusal, or a malformed log; the message says which.
     """
-    association = Association(Host(options, clock), TargetAddress(host, port, DISCOVERY_NQN))
+    association = Association(Host(options, clock, entropy), TargetAddress(host, port, DISCOVERY_NQN))
     try:
         await open_admin(association, DISCOVERY_NQN, options.keep_alive_ms)
         assert association.admin is not None

@@ -18,6 +18,14 @@ class ConnectRefused(ConnectFailed):
         self.status = status
 
 
+class AuthenticationRefused(ConnectFailed):
+    """Host and controller do not prove themselves to each other; `fault` says whose key it is, or what else."""
+
+    def __init__(self, message: str, *, fault: Fault) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
 class IdentityChanged(ConnectFailed):
     """The namespace at the address is not the one that this device was opened with."""
 

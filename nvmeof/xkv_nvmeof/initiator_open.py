@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from xkv_nvmeof.blockdev import CommandFailed, DeviceError
 from xkv_nvmeof.initiator_admin import ADMIN_QUEUE_ENTRIES, AdminChannel
 from xkv_nvmeof.initiator_association import NS_PER_MS, Association, Host, configuration
-from xkv_nvmeof.initiator_errors import ConnectFailed, IdentityChanged
+from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectFailed, IdentityChanged
 from xkv_nvmeof.initiator_options import Negotiated
 from xkv_nvmeof.spec import (
     ASYNC_NAMESPACE_ATTRIBUTE,
@@ -151,7 +151,7 @@ async def _open_io_queues(
                 qid, entries, room, nqn=association.address.nqn, cntlid=cntlid, keep_alive_ms=0
             )
         except ConnectFailed as error:
-            if association.over:
+            if association.over or isinstance(error, AuthenticationRefused):
                 raise
             refused = error
             break

@@ -122,6 +122,7 @@ class Status(IntEnum):
     CONNECT_INVALID_PARAMETERS = 0x182
     CONNECT_RESTART_DISCOVERY = 0x183
     CONNECT_INVALID_HOST = 0x184
+    AUTHENTICATION_REQUIRED = 0x191
     WRITE_FAULT = 0x280
     UNRECOVERED_READ_ERROR = 0x281
     ACCESS_DENIED = 0x286
@@ -211,6 +212,21 @@ class ConnectAttribute(IntFlag):
 
     URGENT_PRIORITY = 0x00
     DISABLE_SQ_FLOW_CONTROL = 0x04
+
+
+class AuthenticationRequirement(IntFlag):
+    """AUTHREQ of Connect's completion, dword 0 bits 31:16 (Base 6.3)."""
+
+    NONE = 0
+    TRANSACTION = 1 << 1
+    """ATR: an authentication transaction comes before anything else on the queue."""
+    SECURE_CHANNEL = 1 << 2
+    """ASCR: it is to be concatenated with a secure channel (TLS)."""
+    ALL = TRANSACTION | SECURE_CHANNEL
+
+
+AUTHENTICATION_PROTOCOL: Final = 0xE9 << 24 | 0x01 << 16 | 0x01 << 8
+"""Dword 10 of Authentication Send and Receive: SECP E9h, SPSP1 01h, SPSP0 01h (Base 6.1, 6.2)."""
 
 
 class SglType(IntEnum):

@@ -73,7 +73,7 @@ def prime(group: Group) -> int:
     bits, constant, _exponent_bits = _SHAPES[group]
     with gmpy2.context(gmpy2.get_context(), precision=bits, round=gmpy2.RoundDown):
         e = int(gmpy2.floor(gmpy2.mul_2exp(gmpy2.exp(1), bits - 130)))
-    return 2**bits - 2 ** (bits - 64) + (e + constant) * 2**64 - 1
+    return (1 << bits) - (1 << bits - 64) + (e + constant << 64) - 1
 
 
 def new_exponent(group: Group, entropy: Callable[[int], bytes]) -> int:

@@ -36,8 +36,8 @@ class MessageId(IntEnum):
     """AUTH_TYPE * 256 + AUTH_ID."""
 
     NEGOTIATE = 0x000
-    FAILURE1 = 0x0F0
-    FAILURE2 = 0x0F1
+    FAILURE1 = 0x0F1
+    FAILURE2 = 0x0F0
     CHALLENGE = 0x101
     REPLY = 0x102
     SUCCESS1 = 0x103
