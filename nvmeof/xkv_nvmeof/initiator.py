@@ -43,7 +43,9 @@ class TcpInitiator:
         self._nsid = address.nsid
         self._counters = DeviceCounters()
         self._dispatcher = Dispatcher(options, clock, self._counters)
-        self._keeper = Keeper(Host(options, clock), address, self._dispatcher, self._counters, entropy)
+        self._keeper = Keeper(
+            Host(options, clock, entropy), address, self._dispatcher, self._counters, entropy
+        )
         self._reservations = NamespaceReservations(self._dispatcher, address.nsid, options.host_id)
 
     @classmethod

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Final
 from xkv_nvmeof import builders
 from xkv_nvmeof.blockdev import (
     CommandFailed,
-    DataCorrupted,
     DeviceIdentity,
     Geometry,
     ReservationType,
 )
-from xkv_nvmeof.command import ConnectCommand, ConnectData
-from xkv_nvmeof.host_command import Exchange, Outcome
 from xkv_nvmeof.identify import (
     IdentifyController,
     IdentifyFormatError,
     IdentifyNamespace,
     NamespaceDescriptors,
 )
-from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectRefused, NamespaceUnusable, command_failed
+from xkv_nvmeof.initiator_errors import NamespaceUnusable
+from xkv_nvmeof.initiator_execute import Answer, execute
 from xkv_nvmeof.reservation import ONCS_RESERVATIONS, type_bit
 from xkv_nvmeof.spec import (
     IDENTIFY_BYTES,
@@ -63,55 +61,6 @@ class NamespaceView:
     """Most ranges of one Dataset Management."""
     reservable: bool = False
     """Whether it can be reserved in the way of `Reservations`."""
-
-
-async def execute(
-    link: QueueLink,
-    entry: SubmissionEntry,
-    what: str,
-    deadline_ns: int,
-    *,
-    receive_bytes: int = 0,
-    connect_data: bytes | None = None,
-) -> Answer:
-    """Run one command on `link`; a read whose data digest fails is repeated once.
-
-    Raises:
-        CommandFailed: the controller's status is not success.
-        DataCorrupted: the data digest did not match twice.
-        ConnectFailed: the connection ended before an answer came.
-    """
-    loop = asyncio.get_running_loop()
-    data = memoryview(bytearray(receive_bytes))
-    exchange = Exchange(
-        bytearray(entry.to_bytes()),
-        deadline_ns,
-        receive=[data] if receive_bytes else (),
-        receive_bytes=receive_bytes,
-    )
-    if connect_data is not None:
-        exchange.send = [memoryview(connect_data)]
-        exchange.send_bytes = len(connect_data)
-    for _attempt in range(2):
-        done: asyncio.Future[None] = loop.create_future()
-        exchange.on_finish = lambda _exchange, done=done: done.done() or done.set_result(None)
-        if link.core.failure is not None:
-            raise ConnectFailed(f"{what}: {link.core.failure}")
-        if connect_data is not None:
-            link.submit_connect(exchange)
-        else:
-            link.submit(exchange)
-        await done
-        match exchange.outcome:
-            case Outcome.COMPLETED:
-                if exchange.status:
-                    raise command_failed(what, exchange.status, do_not_retry=exchange.do_not_retry)
-                return Answer(exchange.result, data)
-            case Outcome.CORRUPT:
-                continue
-            case _:
-                raise ConnectFailed(f"{what}: {link.core.failure}")
-    raise DataCorrupted(f"{what}: the data digest did not match, twice")
 
 
 class AdminChannel:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from xkv_nvmeof.blockdev import CommandFailed, DeviceError, ReservationConflict
 from xkv_nvmeof.spec import Status, status_name
+
+if TYPE_CHECKING:
+    from xkv_nvmeof.dhchap.host import Fault
 
 
 class ConnectFailed(DeviceError):  # noqa: N818

@@ -60,7 +60,7 @@ def test_identify_controller_tells_what_a_fabrics_host_needs() -> None:
     assert told.sgl_support >> 20 & 3 == 3
     assert told.keep_alive_granularity == 10
     assert told.max_commands == 128
-    assert told.nvm_commands == 0x0C
+    assert told.nvm_commands == 0x2C
     assert told.volatile_write_cache & 1
     assert (told.namespace_count, told.max_allowed_namespaces) == (1, 1)
     assert (told.serial, told.model, told.firmware) == ("SERIAL0001", "xkv soft card", "1")

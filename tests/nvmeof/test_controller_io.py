@@ -149,7 +149,7 @@ ZERO = Sgl.transport(0)
         (builders.dataset_management(1, 1, 2, Sgl.transport(16)), Status.DATA_SGL_LENGTH_INVALID),
         (builders.dataset_management(1, 1, 257, Sgl.transport(257 * 16)), Status.INVALID_FIELD),
         (SubmissionEntry(0x05, 1, 1, Sgl.transport(4096)), Status.INVALID_OPCODE),
-        (SubmissionEntry(0x0D, 1, 1, ZERO), Status.INVALID_OPCODE),
+        (SubmissionEntry(0x0D, 1, 1, ZERO), Status.DATA_SGL_LENGTH_INVALID),
         (SubmissionEntry(0xC1, 1, 1, ZERO), Status.INVALID_OPCODE),
         (builders.property_get(1, 0, 8), Status.INVALID_OPCODE),
     ],

@@ -247,7 +247,7 @@ def report(queue: RawHost, cid: int = 3, *, dword_11: int = 1, length_bytes: int
     answer = queue.command(wanted)
     if cid not in answer.data:
         (completion,) = answer.completions
-        raise ValueError(Status(completion.status))
+        raise ValueError(Status(completion.status).name)
     return answer.data[cid]
 
 
