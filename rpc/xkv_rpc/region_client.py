@@ -73,6 +73,17 @@ class Region:
             undo.pop_all()
         return cls(connection, memory, token)
 
+    @property
+    def attached(self) -> bool:
+        """Whether the gateway still has it: a gateway that went away has closed the connection."""
+        try:
+            # Nothing is ever sent on it, so that anything but "would block" is its end.
+            return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Detach. The gateway finishes what is under way into its own mapping and forgets the region."""
         self._connection.close()

@@ -209,3 +209,39 @@ def test_a_wrong_fabric_is_refused_by_name(tmp_path: Path, text: str, reason: st
         load_text(tmp_path, f"[fabric]\n{text}\n")
     assert reason in str(caught.value)
     assert "c2VjcmV0" not in str(caught.value)
+
+
+def test_the_hosts_of_a_target_are_tables_in_files_and_json_in_variables(tmp_path: Path) -> None:
+    text = '[target]\nhosts = [{ nqn = "nqn.2014-08.com.example:a", dhchap_key_file = "/k" }]\n'
+    loaded = load_text(tmp_path, text)
+    assert loaded.config.target.hosts[0].dhchap_key_file == "/k"
+    shown = {key: value for key, value, _ in effective_values(loaded)}["target.hosts"]
+    assert load_text(tmp_path, f"[target]\nhosts = {shown}\n").config == loaded.config
+    variable = '[{"nqn": "nqn.2014-08.com.example:a", "dhchap_key_file": "/k"}]'
+    loaded_too = load_config(file=None, environment={"XKV_TARGET__HOSTS": variable}, flags={})
+    assert loaded_too.config == loaded.config
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('hosts = ["nqn.2014-08.com.example:a"]', "[0]: must be a table"),
+        ('hosts = [{ nqn = "nqn.x:a", key = "/k" }]', "[0].key: is not known here"),
+        ('hosts = [{ nqn = "nqn.x:a", dhchap_ctrl_key_file = "/k" }]', "needs dhchap_key_file"),
+        ('hosts = [{ nqn = "a b" }]', "without a space"),
+        ("hosts = [{}]", "[0].nqn: is missing"),
+        ('listeners = ["0.0.0.0:4420"]', "never on all"),
+        ('listeners = ["target.example:4420"]', "not a name"),
+        ('listeners = ["10.20.0.5:0"]', "an IP address and a port"),
+        ('rpc = "spdk.sock"', "absolute path"),
+        ('rpc = "tcp://10.20.0.5"', "an IP address and a port"),
+        ('serial = "twenty-one characters"', "without a space"),
+        ('lvol.name = "card"', "must begin with 'xkv-'"),
+        ('bdev.pci = "5e:00.0"', "0000:5e:00.0"),
+        ('transport.max_io_size = "1000000"', "power of two"),
+    ],
+)
+def test_a_wrong_target_is_refused_by_name(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=r"target\.") as caught:
+        load_text(tmp_path, f"[target]\n{text}\n")
+    assert reason in str(caught.value)

@@ -17,6 +17,7 @@ from xkv_gateway.config.model import (
     NvmeConfig,
 )
 from xkv_gateway.config.sample import sample_text
+from xkv_gateway.config.target import TargetConfig
 
 __all__ = [
     "AdminConfig",
@@ -31,6 +32,7 @@ __all__ = [
     "LogConfig",
     "MetricsConfig",
     "NvmeConfig",
+    "TargetConfig",
     "load_config",
     "sample_text",
 ]

@@ -12,13 +12,12 @@ from pydantic import ValidationError
 
 from xkv_gateway.config.fields import KEY_TEXT
 from xkv_gateway.config.model import Config
+from xkv_gateway.config.reasons import reason_of
 from xkv_gateway.config.tree import ENV_PREFIX, SETTINGS, TABLES, VARIABLES, KeyPath, Setting
 from xkv_gateway.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from pydantic_core import ErrorDetails
 
 FILE_BYTES_MAX: Final = 1 << 20
 CONFIG_FILE_VARIABLE: Final = "XKV_CONFIG"
@@ -124,7 +123,7 @@ def _checked(setting: Setting, value: object, source: str, *, strict: bool) -> o
     try:
         return setting.check(value, strict=strict)
     except ValidationError as error:
-        reason = _reason(error.errors(include_url=False)[0])
+        reason = reason_of(error.errors(include_url=False)[0])
         raise ConfigError(f"{setting.key} = {_shown(value)} ({source}): {reason}") from None
 
 
@@ -149,32 +148,4 @@ def _whole(values: Mapping[KeyPath, object], sources: Mapping[KeyPath, str]) -> 
         details = error.errors(include_url=False)[0]
         section = tuple(str(part) for part in details["loc"])
         origins = sorted({sources[key] for key in values if key[: len(section)] == section})
-        raise ConfigError(f"{_reason(details)} ({', '.join(origins)})") from None
-
-
-_WORDS: Final = {
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing_size": "is too large",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "string_type": "must be text in quotes",
-    "string_too_short": "must not be empty",
-    "tuple_type": "must be a list",
-    "too_long": "must have at most {max_length} items",
-    "greater_than_equal": "must be at least {ge}",
-    "greater_than": "must be more than {gt}",
-    "less_than_equal": "must be at most {le}",
-    "literal_error": "must be {expected}",
-    "value_error": "{error}",
-}
-
-
-def _reason(details: ErrorDetails) -> str:
-    """Return why a value was refused, in words that need no knowledge of the validator."""
-    words = _WORDS.get(details["type"])
-    return details["msg"] if words is None else words.format(**details.get("ctx", {}))
+        raise ConfigError(f"{reason_of(details)} ({', '.join(origins)})") from None

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from xkv_gateway.cardurl import parse_card_url
 from xkv_gateway.config.fabric import FabricConfig
 from xkv_gateway.config.fields import Host, HostId, NonEmpty, Nqn, Port, Section, Size, SocketMode
+from xkv_gateway.config.target import TargetConfig, TargetHost
 from xkv_gateway.sizes import exact_size
 
 MIB: Final = 1 << 20
@@ -293,6 +294,7 @@ class Config(Section):
     eviction: EvictionConfig = Field(default=EvictionConfig(), description="Making room.")
     nvme: NvmeConfig = Field(default=NvmeConfig(), description="The NVMe/TCP initiator.")
     fabric: FabricConfig = Field(default=FabricConfig(), description="The storage network.")
+    target: TargetConfig = Field(default=TargetConfig(), description="The SPDK target.")
     log: LogConfig = Field(default=LogConfig(), description="The log, on standard error.")
 
 
@@ -304,6 +306,8 @@ def show_value(value: object, *, size: bool) -> str:
         case int() if size:
             return f'"{exact_size(value)}"'
         case int() | float():
+            return str(value)
+        case TargetHost():
             return str(value)
         case tuple():
             return f"[{', '.join(show_value(item, size=False) for item in value)}]"

@@ -1,0 +1,334 @@
+"""The scheduler's side: what to offer, what to load, what to store. One instance, called by the engine's scheduler only.
+
+Nothing here waits for the gateway longer than `lookups` allows. Blocks that are being stored are held in the engine's pool
+until every rank has told the end of the job, so neither the end of a request nor its preemption can change them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from xkv_rpc.messages import scope_of
+from xkv_vllm_connector.matching import chunks_wanted
+from xkv_vllm_connector.metadata import LoadJob, Part, StepPlan
+from xkv_vllm_connector.planning import blocks_to_load, chunks_to_load
+from xkv_vllm_connector.requests import Event, State, Tracked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from xkv_vllm_connector.groups import Geometry
+    from xkv_vllm_connector.host import HostRequest, HostTables
+    from xkv_vllm_connector.lookups import Found, Lookups
+    from xkv_vllm_connector.metadata import WorkerReport
+    from xkv_vllm_connector.metrics import Stats
+    from xkv_vllm_connector.settings import Settings
+    from xkv_vllm_connector.stores import Stores
+
+MISS_MEMORY_NS: Final = 250_000_000
+"""How long "nothing" is taken for an answer to the same question: the engine asks again in every step that a request waits."""
+STORE_PARAM: Final = "xkv_store"
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What was found out for a request, as long as it holds."""
+
+    computed_tokens: int
+    hashes: int
+    chunks: int
+    until_ns: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A request that takes part."""
+
+    request: HostRequest
+    tracked: Tracked
+    asked: Future[Found] | None = None
+    answer: _Answer | None = None
+
+
+class SchedulerSide:
+    """See the module.
+
+    Args:
+        settings: The settings.
+        geometry: The cache groups.
+        fingerprint: What keys begin with.
+        lookups: Asks the gateway.
+        stores: Collects what is to be stored.
+        stats: Counts.
+        clock: Monotonic nanoseconds.
+        warn: Takes one line for the operator, about something that happens once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        geometry: Geometry,
+        fingerprint: bytes,
+        lookups: Lookups,
+        stores: Stores,
+        stats: Stats,
+        clock: Callable[[], int],
+        warn: Callable[[str], None],
+        *,
+        sync: bool,
+    ) -> None:
+        self._settings = settings
+        self._geometry = geometry
+        self._fingerprint = fingerprint
+        self._lookups = lookups
+        self._stores = stores
+        self._stats = stats
+        self._clock = clock
+        self._warn = warn
+        self._sync = sync
+        self._entries: dict[str, _Entry] = {}
+        self._leaving: dict[str, Tracked] = {}
+        self._loads: list[LoadJob] = []
+        self._warned: set[str] = set()
+        self._failures_seen = 0
+
+    # --- which requests take part -------------------------------------------------------------------------
+
+    def begin(self, request: HostRequest) -> None:
+        """A request has come."""
+        scope = self._scope(request)
+        if scope is not None:
+            self._entries[request.request_id] = _Entry(
+                request, Tracked(scope, next_store_tokens=self._geometry.chunk_tokens)
+            )
+
+    def _scope(self, request: HostRequest) -> bytes | None:
+        """The tenant of a request; None: it takes no part, and nothing of it reaches the gateway."""
+        params = request.kv_transfer_params
+        if params is not None and params.get(STORE_PARAM, True) is not True:
+            return None
+        salt = request.cache_salt
+        if not salt:
+            if self._settings.require_cache_salt:
+                self._warn_once(
+                    "salt",
+                    "a request without cache_salt: require_cache_salt keeps such requests off the card",
+                )
+                return None
+            return b""
+        try:
+            return scope_of(salt)
+        except ValueError as error:
+            # The error does not carry the salt.
+            self._warn_once(
+                "bad salt", f"a request whose cache_salt cannot be used stays off the card: {error}"
+            )
+            return None
+
+    def _warn_once(self, what: str, line: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            self._warn(line)
+
+    # --- what to offer ------------------------------------------------------------------------------------
+
+    def match(self, request: HostRequest, computed_tokens: int) -> tuple[int | None, bool]:
+        """Say how many tokens beyond `computed_tokens` can be loaded, and whether beside the running batch.
+
+        The engine asks as often as it tries to schedule the request. (None, False): not known yet, ask again.
+        """
+        entry = self._entries.get(request.request_id)
+        if entry is None or entry.tracked.state is State.BARRED or request.skip_reading_prefix_cache:
+            return 0, False
+        if entry.tracked.state is State.LOADING:
+            return None, False  # preempted within the step that loads: its outcome comes first
+        hashes = len(request.block_hashes)
+        first, end = chunks_wanted(self._geometry, request.num_tokens, computed_tokens, hashes)
+        if first == end:
+            return self._settle(entry, computed_tokens, 0)
+        answer = entry.answer
+        now_ns = self._clock()
+        if answer is not None:
+            same = answer.computed_tokens == computed_tokens and answer.hashes == hashes
+            if same and now_ns < answer.until_ns:
+                return self._settle(entry, computed_tokens, answer.chunks)
+            self._drop_answer(entry)
+        if entry.asked is None:
+            entry.asked = self._lookups.begin(entry.tracked.scope, request.block_hashes, first, end)
+            if entry.asked is None:
+                self._stats.add("lookups_skipped")
+                return self._settle(entry, computed_tokens, 0)
+            self._stats.add("lookups")
+        found = self._lookups.wait(entry.asked)
+        if found is None:
+            return None, False
+        entry.asked = None
+        self._stats.time("lookup_seconds", (self._clock() - now_ns) / 1e9)
+        if not found.answered:
+            self._stats.add("lookups_failed")
+        self._remember(entry, found, computed_tokens, hashes, end)
+        return self._settle(entry, computed_tokens, found.chunks)
+
+    def _remember(self, entry: _Entry, found: Found, computed_tokens: int, hashes: int, end: int) -> None:
+        # The prompt may have been cut differently while the question was under way: then it ends where it was asked to.
+        found_chunks = min(found.chunks, end)
+        lifetime_ns = self._settings.lease_ms * 1_000_000 // 3 if found.leases else MISS_MEMORY_NS
+        entry.answer = _Answer(computed_tokens, hashes, found_chunks, self._clock() + lifetime_ns)
+        entry.tracked.leases = found.leases
+
+    def _settle(self, entry: _Entry, computed_tokens: int, chunks: int) -> tuple[int, bool]:
+        tokens = max(0, chunks * self._geometry.chunk_tokens - computed_tokens)
+        entry.tracked.step(Event.OFFER if tokens else Event.MISS)
+        entry.tracked.offered_tokens = computed_tokens
+        return tokens, bool(tokens) and not self._sync
+
+    def _drop_answer(self, entry: _Entry) -> None:
+        entry.answer = None
+        self._lookups.release(entry.tracked.leases)
+        entry.tracked.leases = []
+
+    # --- what to load -------------------------------------------------------------------------------------
+
+    def allocated(self, request: HostRequest, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """The engine has made room; for `external_tokens`, it counts on what was offered."""
+        entry = self._entries.get(request.request_id)
+        if entry is None:
+            return
+        tracked = entry.tracked
+        if external_tokens == 0:
+            if tracked.state is State.OFFERED:
+                self._drop_answer(entry)
+            tracked.step(Event.DECLINE)
+            return
+        tracked.step(Event.ALLOCATE)
+        tracked.ranks_pending = len(self._geometry.ranks) * self._stores.copies
+        tracked.load_failed = False
+        parts = self._parts_to_load(request, tables, tracked, tracked.offered_tokens + external_tokens)
+        doomed = parts is None
+        if parts is None:
+            parts = self._parts_to_give_up(tables, tracked)
+        self._loads.append(LoadJob(request.request_id, tracked.scope, parts, sync=self._sync, doomed=doomed))
+        self._stats.add("loads")
+        self._stats.add("hit_tokens", external_tokens)
+        if not doomed:
+            boundary = (tracked.offered_tokens + external_tokens) // self._geometry.chunk_tokens
+            tracked.stored_chunks = max(tracked.stored_chunks, boundary)
+            tracked.next_store_tokens = (tracked.stored_chunks + 1) * self._geometry.chunk_tokens
+
+    def _parts_to_load(
+        self, request: HostRequest, tables: Sequence[Sequence[int]], tracked: Tracked, boundary_tokens: int
+    ) -> tuple[Part, ...] | None:
+        """Name every object and where it goes; None where the engine's room is not what a hit needs."""
+        geometry = self._geometry
+        if boundary_tokens % geometry.chunk_tokens:
+            return None
+        boundary = boundary_tokens // geometry.chunk_tokens
+        parts = []
+        for number, group in enumerate(geometry.groups):
+            for chunk in chunks_to_load(geometry, group, tracked.offered_tokens, boundary):
+                blocks = blocks_to_load(
+                    group, tables[group.group_id], chunk, tracked.offered_tokens, boundary_tokens
+                )
+                if blocks is None:
+                    return None
+                block_hash = request.block_hashes[(chunk + 1) * geometry.hashes_per_chunk - 1]
+                parts.append(Part(number, chunk, block_hash, blocks, _lease_of(tracked.leases, chunk)))
+        return tuple(parts)
+
+    def _parts_to_give_up(self, tables: Sequence[Sequence[int]], tracked: Tracked) -> tuple[Part, ...]:
+        """Name all blocks that nothing will fill, so that the engine can be told of them."""
+        return tuple(
+            Part(
+                number, 0, b"", tuple(tables[group.group_id][tracked.offered_tokens // group.block_tokens :])
+            )
+            for number, group in enumerate(self._geometry.groups)
+        )
+
+    # --- once a step --------------------------------------------------------------------------------------
+
+    def plan(self, scheduled: Mapping[str, int], tables: HostTables | None) -> StepPlan:
+        """Put together what the workers do in this step.
+
+        Args:
+            scheduled: How many tokens of which request this step computes.
+            tables: The blocks of those requests.
+        """
+        self._lookups.step_ends()
+        plan = StepPlan(self._fingerprint, self._loads, self._stores.take_finished(), self._failures_seen)
+        self._loads = []
+        if tables is not None and tables.boundary_state_offloads:
+            for request_id, states in tables.boundary_state_offloads.items():
+                entry = self._entries.get(request_id)
+                if entry is not None:
+                    plan.stores += self._stores.states(entry.request, entry.tracked, states)
+        for request_id, tokens in scheduled.items():
+            entry = self._entries.get(request_id)
+            if entry is None:
+                continue
+            request = entry.request
+            certain = min(request.num_computed_tokens + tokens, request.num_tokens)
+            if certain < entry.tracked.next_store_tokens or not self._lookups.available:
+                continue
+            blocks = None if tables is None else tables.get_block_ids(request_id)
+            if blocks is not None:
+                plan.stores += self._stores.collect(request, entry.tracked, blocks, certain)
+        return plan
+
+    def report(self, report: WorkerReport) -> None:
+        """Take what the workers told."""
+        self._failures_seen = max(self._failures_seen, report.sync_failures)
+        if report.unavailable:
+            self._lookups.heard(answered=False)
+        for request_id, (count, well) in report.loads.items():
+            entry = self._entries.get(request_id)
+            tracked = entry.tracked if entry is not None else self._leaving.get(request_id)
+            if tracked is None or not tracked.rank_done(count, failed=not well):
+                continue
+            self._leaving.pop(request_id, None)
+            self._lookups.release(tracked.leases)
+            tracked.leases = []
+            if entry is not None:
+                entry.answer = None
+            if tracked.load_failed:
+                self._stats.add("loads_failed")
+                # What was counted as stored may be what could not be read: store it again.
+                tracked.stored_chunks = 0
+                tracked.next_store_tokens = self._geometry.chunk_tokens
+                self._stores.forget()
+        self._stores.report(report)
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def finished(self, request: HostRequest, tables: Sequence[Sequence[int]], *, aborted: bool) -> None:
+        """A request has ended; its blocks are about to be freed."""
+        entry = self._entries.pop(request.request_id, None)
+        if entry is None:
+            return
+        tracked = entry.tracked
+        if entry.asked is not None:
+            self._lookups.forget(entry.asked)
+        tracked.step(Event.FINISH)
+        if tracked.state is State.LEAVING:
+            self._leaving[request.request_id] = tracked
+            return
+        self._lookups.release(tracked.leases)
+        if not aborted and self._lookups.available:
+            # The last generated token was never computed.
+            certain = min(request.num_computed_tokens, max(request.num_prompt_tokens, request.num_tokens - 1))
+            if certain >= tracked.next_store_tokens:
+                self._stores.collect_last(request, tracked, tables, certain)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the engine must go on stepping though nobody computes."""
+        return self._stores.pending
+
+    def close(self) -> None:
+        """Ask and store nothing more."""
+        self._lookups.close()
+
+
+def _lease_of(leases: Iterable[tuple[int, bytes]], chunk: int) -> bytes | None:
+    return next((lease for end, lease in leases if chunk < end), None)
