@@ -46,7 +46,6 @@ class Options:
     allowed_hosts: frozenset[str] | None
     exit_with_stdin: bool
     read_only: bool = False
-    reservations: bool = True
 
 
 class CardBroken(Exception):  # noqa: N818
@@ -105,13 +104,7 @@ def _config(options: Options, store: Store) -> CardConfig:
     )
     nqn = options.nqn or f"nqn.2014-08.org.nvmexpress:uuid:{UUID(bytes=identity.uuid)}"
     serial = identity.uuid.hex()[:20].upper()
-    return CardConfig(
-        nqn,
-        namespace,
-        serial,
-        allowed_hosts=options.allowed_hosts,
-        reservations=options.reservations,
-    )
+    return CardConfig(nqn, namespace, serial, allowed_hosts=options.allowed_hosts)
 
 
 def _watch_stdin(stop: asyncio.Event) -> None:
@@ -226,11 +219,6 @@ def _run(options: Options) -> None:
     help="Refuse every write; for a file that exists. It is opened for reading only.",
 )
 @click.option(
-    "--no-reservations",
-    is_flag=True,
-    help="Be a card whose namespace cannot be reserved. What is only read never can.",
-)
-@click.option(
     "--exit-with-stdin", is_flag=True, help="End when stdin ends, so as to die with whoever started it."
 )
 def main(
@@ -244,7 +232,6 @@ def main(
     allow_host: tuple[str, ...],
     exit_with_stdin: bool,
     read_only: bool,
-    no_reservations: bool,
 ) -> None:
     """Serve a soft card over NVMe/TCP until SIGTERM or SIGINT.
 
@@ -269,7 +256,6 @@ def main(
         frozenset(allow_host) or None,
         exit_with_stdin,
         read_only,
-        reservations=not (no_reservations or read_only),
     )
     try:
         _run(options)
