@@ -22,6 +22,7 @@ from xkv_gateway.card.save import Save
 from xkv_gateway.card.store import CardStore, JournalFull
 from xkv_gateway.core.tenancy import EvictionRules
 from xkv_gateway.core.types import BeginStore, EngineLimits, LoadStatus
+from xkv_nvmeof.controller_reservations import ReservationTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -170,11 +171,14 @@ class CrashBench:
     fuse: Fuse = field(default_factory=Fuse)
     seed: int = 1
     version: int = 0
+    reservations: bool = False
+    """Whether the controller has reservations. They are gone with the power, like all that a bench has but its image."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.loop = SimLoop(random.Random(self.seed))
-        self.medium = Medium(SIZE_BYTES, BLOCK_BYTES, durable=dict(self.image))
+        table = ReservationTable() if self.reservations else None
+        self.medium = Medium(SIZE_BYTES, BLOCK_BYTES, durable=dict(self.image), reservations=table)
 
     def run(self, work: Callable[[CrashBench], Coroutine[Any, Any, None]]) -> bool:
         """Run to the end, or until the fuse blows. Tells whether it ran to the end."""
@@ -202,8 +206,9 @@ class CrashBench:
         self.version += 1
         return content_of(name, self.version, size_bytes)
 
-    def device(self) -> CrashDevice:
-        return CrashDevice.on(self.fuse, self.loop, self.medium, random.Random(self.rng.random()), FAULTS)
+    def device(self, name: str = "host") -> CrashDevice:
+        rng, host_id = random.Random(self.rng.random()), name.encode().ljust(16, b".")[:16]
+        return CrashDevice.on(self.fuse, self.loop, self.medium, rng, FAULTS, host_id=host_id)
 
     def options(self, name: str, *, takeover: bool = False, exclusive: bool = False) -> OpenOptions:
         # Superblocks of two runs differ in both sectors that hold something.
@@ -221,7 +226,7 @@ class CrashBench:
 
     async def open(self, name: str = "host", *, takeover: bool = False, exclusive: bool = False) -> Life:
         """Open the card. `exclusive`: nothing of the run before can land any more."""
-        device = self.device()
+        device = self.device(name)
         options = self.options(name, takeover=takeover, exclusive=exclusive)
         session = await open_card(device, CardBlocks(device), options)
         layout = session.superblock.layout
@@ -244,14 +249,18 @@ class Base:
     version: int
     lives: int = 0
     """How many there were: randomness is never repeated, so that no two runs have one id."""
+    reservations: bool = False
 
     def bench(self, fuse: Fuse | None = None) -> CrashBench:
-        return CrashBench(self.image, self.told.copy(), fuse or Fuse(), self.lives, self.version)
+        told, reservations = self.told.copy(), self.reservations
+        return CrashBench(
+            self.image, told, fuse or Fuse(), self.lives, self.version, reservations=reservations
+        )
 
     def then(self, bench: CrashBench, image: Image | None = None) -> Base:
         """What a bench that began with this one has left."""
         left = bench.medium.current() if image is None else image
-        return Base(left, bench.told, bench.version, self.lives + 1)
+        return Base(left, bench.told, bench.version, self.lives + 1, self.reservations)
 
 
 BLANK: Final = Base({}, Told(), 0)

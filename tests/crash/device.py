@@ -31,7 +31,7 @@ class Fuse:
     at: int | None = None
     kind: Kind = Kind.POWER
     commands: list[str] = field(default_factory=list)
-    """What each was: read, write or flush."""
+    """What each was: read, write, flush or reserve."""
     blown: bool = False
     on_blow: Callable[[], None] = lambda: None
     devices: list[CrashDevice] = field(default_factory=list)
@@ -77,6 +77,10 @@ class CrashDevice(SimDevice):
     async def flush(self) -> None:
         self._next = "flush"
         await super().flush()
+
+    async def reserve(self, execute: Callable[[], None]) -> None:
+        self._next = "reserve"
+        await super().reserve(execute)
 
     async def _start(self, write: Written | None) -> None:
         what, self._next = self._next, "read"

@@ -16,6 +16,7 @@ from tests.crash.cutoff import (
     loser_acknowledges_nothing,
 )
 from tests.crash.explore import cut_by_death, cut_by_power
+from tests.crash.hosts import Hosts
 from tests.crash.scenarios import SCENARIOS
 from tests.sim.mutations import FreesBeforeTombstone
 from tests.sim.warm import play_warm
@@ -25,6 +26,7 @@ from xkv_gateway.card.checkpointer import Checkpointer
 from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.journal_format import encode_batch
 from xkv_gateway.card.record_codec import encode_batches
+from xkv_gateway.card.reservation import Reservation, Taken
 from xkv_gateway.card.session import CardSession
 from xkv_gateway.card.structure import BLOCK_BYTES
 from xkv_gateway.card.writer import JournalWriter
@@ -154,8 +156,31 @@ class _CleanWhileWritesAreLost(CardSession):
         return await super().stop()
 
 
-def _by_name(name: str) -> Any:
-    return next(scenario for scenario in SCENARIOS if scenario.name == name)
+class _EndsWithoutAborting(Reservation):
+    """Others' registrations are ended, and what they have on its way is forgotten about."""
+
+    async def _end(self, victim: Any) -> bool:
+        await self._reservations.preempt(self.key, victim.key, abort=False)
+        return True
+
+
+class _LeavesOthersRegistered(Reservation):
+    async def take(self, *, insist: bool) -> Taken:
+        await self._reservations.register(self.key)
+        self.held = True
+        return Taken(frozenset(each.key for each in (await self._reservations.report()).registrants))
+
+
+class _ReservesWhateverItFinds(Reservation):
+    """Who finds that its reservation is gone takes the card back."""
+
+    async def _hold(self) -> None:
+        await self._take(await self._reservations.report())
+
+
+def _by_name(name: str, *, reservations: bool = False) -> Any:
+    found = next(scenario for scenario in SCENARIOS if scenario.name == name)
+    return replace(found, reservations=reservations)
 
 
 def by_power(name: str) -> None:
@@ -163,9 +188,15 @@ def by_power(name: str) -> None:
     cut_by_power(_by_name(name), 16)
 
 
-def by_death(name: str) -> None:
+def by_death(name: str, *, reservations: bool = False) -> None:
     """Look for it by letting the process die in an operation."""
-    cut_by_death(_by_name(name))
+    cut_by_death(_by_name(name, reservations=reservations))
+
+
+def by_changing_hands() -> None:
+    """Look for it by letting the card change hands."""
+    for seed in range(4):
+        Hosts(_by_name("store", reservations=True).base(), seed).play()
 
 
 def by_seeds(*seeds: int, reopens_at_once: bool = False) -> None:
@@ -194,6 +225,10 @@ class Mutation:
 
 def _of_ownership(name: str, value: object) -> tuple[tuple[str, object], ...]:
     return ((f"xkv_gateway.card.ownership.{name}", value),)
+
+
+def _of_reservation(value: object) -> tuple[tuple[str, object], ...]:
+    return (("xkv_gateway.card.reservation.Reservation", value),)
 
 
 def _of_session(name: str, value: object) -> tuple[tuple[str, object], ...]:
@@ -261,6 +296,17 @@ MUTATIONS: Final = (
         (("xkv_gateway.card.opening.CardSession", _CleanWhileWritesAreLost),),
         any_lost_write_before_a_clean_stop,
     ),
+    Mutation(
+        "ends registrations without aborting",
+        _of_reservation(_EndsWithoutAborting),
+        partial(by_death, "store", reservations=True),
+    ),
+    Mutation(
+        "leaves others registered",
+        _of_reservation(_LeavesOthersRegistered),
+        partial(by_death, "store", reservations=True),
+    ),
+    Mutation("takes back what was taken", _of_reservation(_ReservesWhateverItFinds), by_changing_hands),
     Mutation(
         "the journal goes on over a batch of unknown outcome",
         _of_session("JournalWriter", _OtherBytesAtTheSamePlace),

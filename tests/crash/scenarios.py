@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -287,9 +288,11 @@ class Scenario:
     name: str
     act: Work
     before: tuple[Work, ...] = (populated,)
+    reservations: bool = False
+    """Whether the controller has them while it is cut."""
 
     def base(self) -> Base:
-        return _base(self.before)
+        return replaced(_base(self.before), reservations=self.reservations)
 
 
 @cache

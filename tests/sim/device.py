@@ -11,6 +11,7 @@ Fault model (what the medium itself may do to unflushed data is in `medium.py`):
     failure      a command may complete with an error status: a write then has an undefined effect, and is over
     read         bits may flip on the way (the next read is right) or for good; a read may bring another place's bytes;
                  a data digest may fail (`DataCorrupted`)
+    reservation  where the medium has them: a write of a host that is kept out fails when its effect would come
     power        loss at command number n: nothing is answered any more; the medium draws what survives
     death        the gateway's process dies: as a broken connection that nobody hears of
 
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 from tests.sim.faults import Faults, Injected
 from tests.sim.medium import SECTOR_BYTES, Medium, Written
+from tests.sim.reads import faulty_read
+from tests.sim.reservations import SimReservations, conflict
 from xkv_nvmeof.blockdev import (
     ByteRange,
     CommandFailed,
@@ -34,7 +37,9 @@ from xkv_nvmeof.blockdev import (
     DeviceState,
     Geometry,
     OutcomeUnknown,
+    ReservationConflict,
 )
+from xkv_nvmeof.spec import IoOpcode
 
 if TYPE_CHECKING:
     import random
@@ -62,8 +67,10 @@ class SimDevice:
         *,
         power_loss_at: int | None = None,
         on_power_loss: Callable[[], None] | None = None,
+        host_id: bytes = b"one simulated ho",
     ) -> None:
         self.medium = medium
+        self.host_id = host_id
         self.faults = faults
         self.injected = Injected()
         self.commands = 0
@@ -111,6 +118,10 @@ class SimDevice:
     def counters(self) -> DeviceCounters:
         return self._counters
 
+    @property
+    def reservations(self) -> SimReservations | None:
+        return None if self.medium.reservations is None else SimReservations(self)
+
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
         self._listeners.append(listener)
 
@@ -139,27 +150,36 @@ class SimDevice:
         data = b"".join(buffers)
         if not self._check(offset_bytes, len(data)):
             return
-        await self._write(Written(offset_bytes, data))
+        await self._write(Written(offset_bytes, data, self.host_id))
         assert data == b"".join(buffers), "the caller changed a buffer that belonged to the device"
         self._counters.write_commands += 1
         self._counters.write_bytes += len(data)
 
     async def flush(self) -> None:
         covered = self.medium.returned_so_far()
-        await self._command(lambda: self.medium.flush(covered), None)
+
+        def execute() -> None:
+            self._keep_out(IoOpcode.FLUSH)
+            self.medium.flush(covered)
+
+        await self._command(execute, None)
         self._counters.flush_commands += 1
 
     async def deallocate(self, ranges: Sequence[ByteRange]) -> None:
         for part in ranges:
             if self._check(part.offset_bytes, part.length_bytes):
-                await self._write(Written(part.offset_bytes, bytes(part.length_bytes)))
+                await self._write(Written(part.offset_bytes, bytes(part.length_bytes), self.host_id))
         self._counters.deallocate_commands += 1
 
     async def write_zeroes(self, byte_range: ByteRange) -> None:
         if not self._check(byte_range.offset_bytes, byte_range.length_bytes):
             return
-        await self._write(Written(byte_range.offset_bytes, bytes(byte_range.length_bytes)))
+        await self._write(Written(byte_range.offset_bytes, bytes(byte_range.length_bytes), self.host_id))
         self._counters.write_zeroes_commands += 1
+
+    async def reserve(self, execute: Callable[[], None]) -> None:
+        """Run a command about reservations."""
+        await self._command(execute, None)
 
     async def aclose(self) -> None:
         if self._back_online is not None:
@@ -224,10 +244,11 @@ class SimDevice:
 
         def first_part() -> None:
             number = self._numbers.get(id(write))
-            if number is not None and 0 < middle < sectors:
+            if number in self.medium.in_flight and 0 < middle < sectors and not self._kept_out():
                 self.medium.execute(number, 0, middle)
 
         def rest() -> None:
+            self._keep_out(IoOpcode.WRITE, write)
             number = self._numbers.pop(id(write), None)
             if number is not None:
                 # The whole of it: timers of one moment come in any order, so the first part may not have been executed.
@@ -256,17 +277,15 @@ class SimDevice:
             elif not fails:
                 try:
                     execute()
-                except DataCorrupted as error:
+                except (DataCorrupted, ReservationConflict) as error:
                     self._counters.errors += 1
                     future.set_exception(error)
             elif write is not None:
                 self._half_done(write)
 
         if earlier is not None:
-            self._loop.call_later(
-                self._rng.randrange(executes_ns + 1) / 1e9,
-                lambda: None if future.done() or self._dead else earlier(),
-            )
+            earlier_s = self._rng.randrange(executes_ns + 1) / 1e9
+            self._loop.call_later(earlier_s, lambda: None if future.done() or self._dead else earlier())
         self._loop.call_later(executes_ns / 1e9, effect)
         self._loop.call_later(duration_ns / 1e9, self._complete, future, fails)
         try:
@@ -317,30 +336,23 @@ class SimDevice:
         return 1000 + self._rng.randrange(self.faults.slow_ns_max if slow else self.faults.latency_ns_max)
 
     def _read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        faults, rng = self.faults, self._rng
-        if rng.random() < faults.misdirect_probability:
-            self.injected.read_faults += 1
-            blocks = (self.medium.size_bytes - length_bytes) // self.medium.block_bytes
-            return self.medium.read(rng.randrange(blocks + 1) * self.medium.block_bytes, length_bytes)
-        if rng.random() < faults.persistent_flip_probability:
-            self.injected.persistent_flips += 1
-            sector = offset_bytes // SECTOR_BYTES + rng.randrange(length_bytes // SECTOR_BYTES)
-            self.medium.damage(sector, rng.randrange(SECTOR_BYTES * 8))
-        data = self.medium.read(offset_bytes, length_bytes)
-        if rng.random() < faults.transient_flip_probability:
-            self.injected.read_faults += 1
-            flipped = bytearray(data)
-            flipped[rng.randrange(length_bytes)] ^= 1 << rng.randrange(8)
-            data = bytes(flipped)
-        if rng.random() < faults.digest_probability:
-            self.injected.read_faults += 1
-            raise DataCorrupted("simulated")
-        return data
+        return faulty_read(self.medium, self.faults, self._rng, self.injected, offset_bytes, length_bytes)
+
+    def _kept_out(self, opcode: IoOpcode = IoOpcode.WRITE) -> bool:
+        table = self.medium.reservations
+        return table is not None and table.conflict(opcode, self.host_id)
+
+    def _keep_out(self, opcode: IoOpcode, write: Written | None = None) -> None:
+        """Fail where a reservation keeps this host from it, or has ended it with all others of its host."""
+        number = None if write is None else self._numbers.get(id(write))
+        if self._kept_out(opcode) or (number is not None and number not in self.medium.in_flight):
+            self.medium.forget(self._numbers.pop(id(write), -1))
+            raise conflict()
 
     def _half_done(self, write: Written) -> None:
         """A write that fails is over: any part of it may have been executed."""
         number = self._numbers.pop(id(write), None)
-        if number is None:
+        if number not in self.medium.in_flight or self._kept_out():
             return
         sectors = len(write.data) // SECTOR_BYTES
         upto = self._rng.randrange(sectors)
@@ -353,8 +365,8 @@ class SimDevice:
         # For the controller it is complete once it is executed, whoever hears of that: a flush covers it then.
         write.returned = True
         number = self._numbers.pop(id(write), None)
-        if number is None:
-            return  # executed before the connection broke
+        if number not in self.medium.in_flight or self._kept_out():
+            return  # executed before the connection broke, or never
         if self._rng.random() < self.faults.late_probability:
             delay_ns = self._rng.randrange(self.faults.settle_ns)
             self.injected.late_writes += 1
@@ -365,7 +377,7 @@ class SimDevice:
             self.medium.forget(number)
 
     def _land(self, number: int) -> None:
-        if number in self.medium.in_flight:
+        if number in self.medium.in_flight and not self._kept_out():
             self.medium.execute(number)
 
     def _reconnect(self) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
+    from xkv_nvmeof.controller_reservations import ReservationTable
+
 SECTOR_BYTES: Final = 512
 ZEROES: Final = bytes(SECTOR_BYTES)
 SURVIVOR_DRAWS: Final = 4
@@ -40,6 +42,7 @@ class Written:
 
     offset_bytes: int
     data: bytes
+    host_id: bytes = b""
     executed: bool = False
     returned: bool = False
 
@@ -64,6 +67,8 @@ class Medium:
     """Writes that were sent and not (wholly) executed, by a number of their own."""
     damaged: set[int] = field(default_factory=set)
     """Sectors that give other bytes than were written, until they are written again."""
+    reservations: ReservationTable | None = None
+    """Of the controller, which lives until the power fails; None: it has none."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
@@ -95,6 +100,12 @@ class Medium:
     def forget(self, number: int) -> None:
         """A write that will never be executed (any more)."""
         self.in_flight.pop(number, None)
+
+    def abort(self, host_ids: frozenset[bytes]) -> None:
+        """What these hosts have on its way is never executed (any more)."""
+        self.in_flight = {
+            number: write for number, write in self.in_flight.items() if write.host_id not in host_ids
+        }
 
     def returned_so_far(self) -> set[int]:
         """Which writes a flush that is asked for now covers (identities, for `flush`)."""
@@ -221,6 +232,8 @@ class Medium:
         self.durable = dict(image)
         self.cache.clear()
         self.in_flight.clear()
+        if self.reservations is not None:
+            self.reservations = type(self.reservations)()
 
 
 def _joined(parts: list[dict[int, bytes]]) -> Image:

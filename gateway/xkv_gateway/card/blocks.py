@@ -10,7 +10,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from xkv_nvmeof.blockdev import CommandFailed, DataCorrupted, DeviceError, DeviceState
+from xkv_nvmeof.blockdev import (
+    CommandFailed,
+    DataCorrupted,
+    DeviceError,
+    DeviceState,
+    ReservationConflict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -38,6 +44,7 @@ class CardBlocks:
         self._trusted = 0
         """The last connection on which `guard` was satisfied."""
         self._guard: Callable[[], Awaitable[None]] | None = None
+        self._suspect: Callable[[], None] | None = None
         if device.state is DeviceState.ONLINE:
             self._online.set()
         device.add_state_listener(self._changed)
@@ -53,9 +60,12 @@ class CardBlocks:
         """Return once the card can be reached."""
         await self._online.wait()
 
-    def guard(self, verify: Callable[[], Awaitable[None]]) -> None:
-        """Behind each new connection write nothing before `verify` has returned: another one may have the card by then."""
-        self._guard, self._trusted = verify, self._connections
+    def guard(self, verify: Callable[[], Awaitable[None]], suspect: Callable[[], None]) -> None:
+        """Behind each new connection write nothing before `verify` has returned: another one may have the card by then.
+
+        So it is after a write that a reservation refused; `suspect` is called then, so that `verify` looks closely.
+        """
+        self._guard, self._trusted, self._suspect = verify, self._connections, suspect
 
     async def writable(self) -> None:
         """Return once the card can be reached and may be written to. Raises CardLost, by the guard."""
@@ -114,27 +124,41 @@ class CardBlocks:
                 refusals += 1
                 if refusals == REFUSALS_MAX:
                     raise CardFailed(f"the controller refuses to write at {offset_bytes}: {error}") from error
+                self._refused(error)
             except DeviceError as error:
                 log.debug("writing at %d again: %s", offset_bytes, error)
             else:
                 return
             await asyncio.sleep(RETRY_DELAY_S)
 
+    def _refused(self, error: CommandFailed) -> None:
+        """See to it that nothing more is written before it is known why a reservation refused a write."""
+        if not isinstance(error, ReservationConflict):
+            return
+        if self._suspect is None:
+            raise CardFailed(f"another host has reserved the card: {error}") from error
+        self._suspect()
+        self._trusted = -1
+
     async def flush(self) -> None:
         """Flush what was written before; returns when that is certain.
 
         Raises:
             CardFailed: the controller refused it again and again.
+            CardLost: another gateway has reserved the card.
         """
         refusals = 0
         while True:
             await self._online.wait()
+            if refusals:
+                await self.writable()
             try:
                 await self._device.flush()
             except CommandFailed as error:
                 refusals += 1
                 if refusals == REFUSALS_MAX:
                     raise CardFailed(f"the controller refuses to flush: {error}") from error
+                self._refused(error)
             except DeviceError as error:
                 log.debug("flushing again: %s", error)
             else:

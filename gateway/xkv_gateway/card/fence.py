@@ -1,14 +1,15 @@
 """Who owns the card: the owner proves that it lives, and looks before it acknowledges anything.
 
 A superblock names the run that owns the card. Whoever takes the card over writes its own there first, so an owner that
-reads it after a batch is durable, and before anybody hears of it, can never acknowledge what the next owner will not find. The
-heartbeat tells an opener that the owner lives; it proves nothing to the owner itself.
+reads it after a batch is durable, and before anybody hears of it, can never acknowledge what the next owner will not find. Where
+the card can be reserved, the owner has it reserved, and looks after that too. The heartbeat tells an opener that the owner lives; it proves nothing to the owner itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.card import heartbeat as heartbeat_format
@@ -18,12 +19,19 @@ from xkv_gateway.card.format_errors import BadChecksum, FormatError
 from xkv_gateway.card.heartbeat import Heartbeat
 from xkv_gateway.card.layout import HEARTBEAT_OFFSET
 from xkv_gateway.card.structure import BLOCK_BYTES, is_blank
-from xkv_nvmeof.blockdev import CommandFailed, DataCorrupted, DeviceError, DeviceState
+from xkv_nvmeof.blockdev import (
+    CommandFailed,
+    DataCorrupted,
+    DeviceError,
+    DeviceState,
+    ReservationConflict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xkv_gateway.card.blocks import CardBlocks
+    from xkv_gateway.card.reservation import Reservation
     from xkv_gateway.card.superblock import Superblock
     from xkv_nvmeof.blockdev import BlockDevice
 
@@ -49,6 +57,7 @@ class Fence:
         clock: monotonic ns.
         wall_clock: ns since 1970, for people.
         beating: whether this run owns the card already; else it only watches that nobody else takes it.
+        reservation: of the card, where it can be reserved.
     """
 
     def __init__(
@@ -61,6 +70,7 @@ class Fence:
         clock: Callable[[], int],
         wall_clock: Callable[[], int],
         beating: bool,
+        reservation: Reservation | None = None,
     ) -> None:
         self._device = device
         self._blocks = blocks
@@ -69,6 +79,10 @@ class Fence:
         self._clock = clock
         self._wall_clock = wall_clock
         self._beating = beating
+        self._reservation = reservation
+        self._doubts = 1
+        self._settled_doubts = 0
+        """Of the reservation: it is looked at when there are more doubts than were settled."""
         self._checked_at_ns: int | None = None
         self._ours: dict[int, bytes] = {}
         """The copies as they were judged to be ours: they are looked at all the time, and hardly ever differ."""
@@ -81,6 +95,11 @@ class Fence:
 
     def _changed(self, state: DeviceState, reason: str) -> None:  # noqa: ARG002
         # Behind a new connection there may be another card, or another owner.
+        self.suspect()
+
+    def suspect(self) -> None:
+        """Trust nothing before the next look, which is closer than usual, and soon."""
+        self._doubts += 1
         self._checked_at_ns = None
         self._look.set()
 
@@ -115,6 +134,26 @@ class Fence:
         if self.lost is not None:
             raise CardLost(self.lost)
         asked_at_ns = self._clock()
+        await self._look_at_superblock()
+        doubts = self._doubts
+        if self._reservation is not None and doubts != self._settled_doubts:
+            await self._hold(self._reservation)
+            # It may have been free because its owner has only just begun, or ended.
+            await self._look_at_superblock()
+            self._settled_doubts = doubts
+        self._checked_at_ns = asked_at_ns
+
+    async def _hold(self, reservation: Reservation) -> None:
+        try:
+            await reservation.hold()
+        except CardLost as lost:
+            # Who took it has written its name into the superblock, or is about to.
+            with suppress(DeviceError, BadChecksum):
+                self.lost = await self._judge(self._copy)
+            self.lost = self.lost or str(lost)
+            raise CardLost(self.lost) from lost
+
+    async def _look_at_superblock(self) -> None:
         try:
             self.lost = await self._judge(self._copy)
         except (CommandFailed, DataCorrupted, BadChecksum) as error:
@@ -126,7 +165,6 @@ class Fence:
                 self.lost = await self._judge_other_copy(error)
         if self.lost is not None:
             raise CardLost(self.lost)
-        self._checked_at_ns = asked_at_ns
 
     async def _judge_other_copy(self, error: Exception) -> str | None:
         """One copy is damaged: this run has written both, and so does whoever takes the card, before anything else."""
@@ -176,11 +214,15 @@ class Fence:
         """
         while True:
             self._look.clear()
+            self._doubts += 1
             if self._device.state is DeviceState.ONLINE:
                 try:
                     await self.check()
                     if self._beating:
                         await self._write_beat()
+                except ReservationConflict:
+                    self.suspect()
+                    await asyncio.sleep(RETRY_DELAY_S)
                 except DeviceError as error:
                     log.debug("no heartbeat: %s", error)
             try:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from xkv_gateway.card import ownership
 from xkv_gateway.card.blocks import CardFailed
-from xkv_gateway.card.fence import CardLost
+from xkv_gateway.card.fence import CHECK_AGE_MAX_NS, CardLost
 from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.layout import plan
 from xkv_gateway.card.recovery import Recoverer
+from xkv_gateway.card.reservation import reserve
 from xkv_gateway.card.session import CardSession
 from xkv_gateway.card.structure import RUN_ID_BYTES
 from xkv_gateway.card.superblock import Chosen, Stranger, match
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from xkv_gateway.card.blocks import CardBlocks
     from xkv_gateway.card.layout import Layout
     from xkv_gateway.card.ownership import Owner
+    from xkv_gateway.card.reservation import Reservation
     from xkv_gateway.card.superblock import Superblock
     from xkv_gateway.core.types import EngineLimits
     from xkv_nvmeof.blockdev import BlockDevice
@@ -90,48 +92,104 @@ async def _open(device: BlockDevice, blocks: CardBlocks, options: OpenOptions) -
     before = chosen.superblock
     _note_match(device, before)
     began_ns = options.clock()
-    clean = before.clean and not chosen.contested
-    if clean or options.exclusive:
-        return await _recover(device, blocks, chosen, options, settled_at_ns=began_ns, taken=False)
-    # The connection of the run before, if it had one, ended before this one began, or its beats will be seen.
-    settled_at_ns = began_ns + before.keep_alive_ms * ownership.NS_PER_MS + ownership.SETTLE_MARGIN_NS
-    if not options.takeover:
+    settled = options.exclusive or (before.clean and not chosen.contested)
+    if not settled and not options.takeover:
         if await ownership.owner_beats(blocks, before.stamp.card_uuid):
             raise in_use(before)
         log.info("the run before (%s) did not end in order", before.owner or "unknown")
-        return await _recover(
-            device, blocks, chosen, options, settled_at_ns=settled_at_ns, taken=False, owner_may_live=True
+    run_id = options.entropy(RUN_ID_BYTES)
+    reservation, taken = await reserve(device.reservations, run_id, insist=options.takeover)
+    # Of a run whose registration was ended, and its commands with it, nothing can land any more.
+    fenced = before.reservation_key in taken.ended
+    opening = _Opening(device, blocks, options, run_id, reservation)
+    try:
+        if settled:
+            return await opening.recover(chosen, settled_at_ns=began_ns)
+        if options.takeover:
+            return await opening.take_over(chosen, fenced=fenced)
+        if fenced:
+            return await opening.recover(chosen, settled_at_ns=began_ns)
+        # The connection of the run before, if it had one, ended before this one began, or its beats would have been seen.
+        settled_at_ns = began_ns + before.keep_alive_ms * ownership.NS_PER_MS + ownership.SETTLE_MARGIN_NS
+        return await opening.recover(chosen, settled_at_ns=settled_at_ns, owner_may_live=True)
+    except BaseException:
+        if reservation is not None:
+            await reservation.give_up()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """A card that has been reserved for a run, where that is possible."""
+
+    device: BlockDevice
+    blocks: CardBlocks
+    options: OpenOptions
+    run_id: bytes
+    reservation: Reservation | None
+
+    async def take_over(self, chosen: Chosen, *, fenced: bool) -> CardSession:
+        """Tell the old owner first, through the superblock; then wait until its last writes are over, and only then read.
+
+        Args:
+            chosen: its superblock.
+            fenced: nothing of it can be written any more. It may still answer from what it has in memory, until it looks.
+        """
+        before, options, blocks = chosen.superblock, self.options, self.blocks
+        log.warning(
+            "taking the card from %s (process %d)", before.owner or "an unknown owner", before.owner_pid
         )
-    return await _take_over(device, blocks, chosen, options)
+        beat_epoch = await ownership.heartbeat_epoch(blocks, before.stamp.card_uuid)
+        ours = ownership.owned(
+            before,
+            options.owner,
+            # The journal is read later: epochs in it are at most that of the newest superblock or heartbeat.
+            epoch=1 + max(before.stamp.epoch, beat_epoch),
+            run_id=self.run_id,
+            wall_ns=options.wall_clock(),
+            reservation_key=0 if self.reservation is None else self.reservation.key,
+        )
+        await ownership.write_both(blocks, ours, first_copy=1 - chosen.copy)
+        longest_ms = max(before.keep_alive_ms, options.command_timeout_ms)
+        settle_ns = longest_ms * ownership.NS_PER_MS + ownership.SETTLE_MARGIN_NS
+        if fenced:
+            settle_ns = CHECK_AGE_MAX_NS
+        log.info("waiting %.1f s until its last writes are over", settle_ns / 1e9)
+        await asyncio.sleep(settle_ns / 1e9)
+        found = await ownership.read_superblocks(blocks, before.layout.size_bytes)
+        if not isinstance(found, Chosen) or found.superblock.stamp not in {ours.stamp, before.stamp}:
+            raise CardLost("another gateway took it meanwhile")
+        # A late write of the old run may have landed on a copy.
+        await ownership.write_both(blocks, ours, first_copy=0)
+        chosen = replace(chosen, superblock=ours, copy=0)
+        return await self.recover(chosen, settled_at_ns=options.clock(), taken=True)
 
-
-async def _take_over(
-    device: BlockDevice, blocks: CardBlocks, chosen: Chosen, options: OpenOptions
-) -> CardSession:
-    """Tell the old owner first, through the superblock; then wait until its last writes are over, and only then read."""
-    before = chosen.superblock
-    log.warning("taking the card from %s (process %d)", before.owner or "an unknown owner", before.owner_pid)
-    beat_epoch = await ownership.heartbeat_epoch(blocks, before.stamp.card_uuid)
-    ours = ownership.owned(
-        before,
-        options.owner,
-        # The journal is read later: epochs in it are at most that of the newest superblock or heartbeat.
-        epoch=1 + max(before.stamp.epoch, beat_epoch),
-        run_id=options.entropy(RUN_ID_BYTES),
-        wall_ns=options.wall_clock(),
-    )
-    await ownership.write_both(blocks, ours, first_copy=1 - chosen.copy)
-    longest_ms = max(before.keep_alive_ms, options.command_timeout_ms)
-    settle_ns = longest_ms * ownership.NS_PER_MS + ownership.SETTLE_MARGIN_NS
-    log.info("waiting %.1f s until its last writes are over", settle_ns / 1e9)
-    await asyncio.sleep(settle_ns / 1e9)
-    found = await ownership.read_superblocks(blocks, before.layout.size_bytes)
-    if not isinstance(found, Chosen) or found.superblock.stamp not in {ours.stamp, before.stamp}:
-        raise CardLost("another gateway took it meanwhile")
-    # A late write of the old run may have landed on a copy.
-    await ownership.write_both(blocks, ours, first_copy=0)
-    chosen = replace(chosen, superblock=ours, copy=0)
-    return await _recover(device, blocks, chosen, options, settled_at_ns=options.clock(), taken=True)
+    async def recover(
+        self, chosen: Chosen, *, settled_at_ns: int, taken: bool = False, owner_may_live: bool = False
+    ) -> CardSession:
+        """Read what is on the card."""
+        superblock, options, blocks = chosen.superblock, self.options, self.blocks
+        limits = options.limits_of(superblock.layout)
+        # After a clean stop nothing can lie behind the end of the journal.
+        search = not superblock.clean or chosen.contested or taken
+        recovery = await Recoverer(blocks, superblock, limits, options.clock).run(search=search)
+        beat_epoch = await ownership.heartbeat_epoch(blocks, superblock.stamp.card_uuid)
+        recovery.epoch_max = max(recovery.epoch_max, beat_epoch)
+        session = CardSession(
+            self.device,
+            blocks,
+            superblock,
+            1 - chosen.copy,
+            recovery,
+            options,
+            settled_at_ns=settled_at_ns,
+            run_id=self.run_id,
+            reservation=self.reservation,
+            taken=taken,
+            owner_may_live=owner_may_live,
+        )
+        await session.look()
+        return session
 
 
 async def _superblock(device: BlockDevice, blocks: CardBlocks, options: OpenOptions) -> Chosen:
@@ -179,38 +237,6 @@ async def format_blank(
         wall_ns=options.wall_clock(),
         entropy=options.entropy,
     )
-
-
-async def _recover(
-    device: BlockDevice,
-    blocks: CardBlocks,
-    chosen: Chosen,
-    options: OpenOptions,
-    *,
-    settled_at_ns: int,
-    taken: bool,
-    owner_may_live: bool = False,
-) -> CardSession:
-    superblock = chosen.superblock
-    limits = options.limits_of(superblock.layout)
-    # After a clean stop nothing can lie behind the end of the journal.
-    search = not superblock.clean or chosen.contested or taken
-    recovery = await Recoverer(blocks, superblock, limits, options.clock).run(search=search)
-    beat_epoch = await ownership.heartbeat_epoch(blocks, superblock.stamp.card_uuid)
-    recovery.epoch_max = max(recovery.epoch_max, beat_epoch)
-    session = CardSession(
-        device,
-        blocks,
-        superblock,
-        1 - chosen.copy,
-        recovery,
-        options,
-        settled_at_ns=settled_at_ns,
-        taken=taken,
-        owner_may_live=owner_may_live,
-    )
-    await session.look()
-    return session
 
 
 def _note_match(device: BlockDevice, superblock: Superblock) -> None:

@@ -122,8 +122,10 @@ async def write_both(blocks: CardBlocks, superblock: Superblock, *, first_copy: 
             raise CardLost("another gateway opened the card at the same time")
 
 
-def owned(before: Superblock, owner: Owner, *, epoch: int, run_id: bytes, wall_ns: int) -> Superblock:
-    """Return the superblock of a run that begins."""
+def owned(
+    before: Superblock, owner: Owner, *, epoch: int, run_id: bytes, wall_ns: int, reservation_key: int = 0
+) -> Superblock:
+    """Return the superblock of a run that begins; `reservation_key` of 0: it has no reservation."""
     return replace(
         before,
         stamp=Stamp(before.stamp.card_uuid, epoch, run_id),
@@ -136,7 +138,7 @@ def owned(before: Superblock, owner: Owner, *, epoch: int, run_id: bytes, wall_n
         owner_host_id=owner.host_id,
         owner_boot_id=owner.boot_id,
         owner_pid=owner.pid,
-        reservation_key=0,
+        reservation_key=reservation_key,
         lease_max_ns=owner.lease_max_ns,
         keep_alive_ms=owner.keep_alive_ms,
         controller_id=0,

@@ -48,6 +48,11 @@ class ReadOnly:
         """See `BlockDevice`."""
         return self._device.settles_at_ns
 
+    @property
+    def reservations(self) -> None:
+        """None: who only looks reserves nothing."""
+        return
+
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
         """See `BlockDevice`."""
         self._device.add_state_listener(listener)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from xkv_gateway.card.checksum import checksums
 from xkv_gateway.card.transfer import settles_at_ns
 from xkv_gateway.core.types import NO_LSN, BeginStore, StoreOutcome, StoreStatus, WritePlan
+from xkv_nvmeof.blockdev import ReservationConflict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,6 +125,8 @@ class Save:
             failures = await self._store.transfer.write(
                 [(index, plan.extents, self._payloads[index]) for index, plan in plans.items()]
             )
+            if any(isinstance(error, ReservationConflict) for error in failures.values()):
+                self._store.conflicted()
             for index, error in failures.items():
                 engine.abort_store([unsettled.pop(index)], self._store.clock(), settles_at_ns(error))
                 self._results[index] = StoreStatus.IO_ERROR

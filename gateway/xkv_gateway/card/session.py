@@ -25,7 +25,7 @@ from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.journal_scan import End, Need, Scanner
 from xkv_gateway.card.keeping import Keeper
 from xkv_gateway.card.recovery import Recoverer
-from xkv_gateway.card.structure import BLOCK_BYTES, RUN_ID_BYTES
+from xkv_gateway.card.structure import BLOCK_BYTES
 from xkv_gateway.card.superblock import Chosen
 from xkv_gateway.card.writer import JournalWriter
 from xkv_gateway.core.engine import Engine
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from xkv_gateway.card.heartbeat import Heartbeat
     from xkv_gateway.card.opening import OpenOptions
     from xkv_gateway.card.recovery import Recovery
+    from xkv_gateway.card.reservation import Reservation
     from xkv_gateway.card.store import CardStore
     from xkv_gateway.card.superblock import Superblock
     from xkv_nvmeof.blockdev import BlockDevice
@@ -72,6 +73,8 @@ class CardSession:
         recovery: what was read.
         options: who opens, and how.
         settled_at_ns: from when on the run before certainly cannot write any more.
+        run_id: of this run.
+        reservation: of the card for this run, where it can be reserved.
         taken: the superblocks are written already (takeover).
         owner_may_live: the run before did not end in order, and nothing but its silence says that it is over.
     """
@@ -86,6 +89,8 @@ class CardSession:
         options: OpenOptions,
         *,
         settled_at_ns: int,
+        run_id: bytes,
+        reservation: Reservation | None,
         taken: bool,
         owner_may_live: bool,
     ) -> None:
@@ -101,6 +106,8 @@ class CardSession:
         self._blocks = blocks
         self._first_copy = first_copy
         self._options = options
+        self._run_id = run_id
+        self.reservation = reservation
         self.taken = taken
         self._owner_may_live = owner_may_live
         self._store: CardStore | None = None
@@ -119,6 +126,7 @@ class CardSession:
             clock=clock,
             wall_clock=wall_clock,
             beating=beating,
+            reservation=self.reservation,
         )
 
     def _new_engine(self) -> Engine:
@@ -150,6 +158,10 @@ class CardSession:
             self.engine.usage().reserved_objects * RECORD_BYTES_PER_OBJECT + self._store.saves * BLOCK_BYTES
         )
         return self.journal.free_bytes - under_way < self.journal.ring_bytes // PRESSURE_SHARE
+
+    def conflicted(self) -> None:
+        """A reservation refused a write: nothing is served before it is known whose the card is."""
+        self._fence.suspect()
 
     # --- the run --------------------------------------------------------------------------------------------
 
@@ -191,7 +203,7 @@ class CardSession:
         await self._claim()
         self._fence = self._new_fence(copy=0, beating=False)
         await self._fence.verify()
-        self._blocks.guard(self._verify)
+        self._blocks.guard(self._verify, self.conflicted)
         await self._until(self._take(), self._fence.run())
         journal, checkpointer = self.journal, self.checkpointer
         assert journal is not None
@@ -295,8 +307,9 @@ class CardSession:
                 self.superblock,
                 options.owner,
                 epoch=epoch,
-                run_id=options.entropy(RUN_ID_BYTES),
+                run_id=self._run_id,
                 wall_ns=options.wall_clock(),
+                reservation_key=0 if self.reservation is None else self.reservation.key,
             )
             await ownership.write_both(self._blocks, self.superblock, first_copy=self._first_copy)
 
@@ -352,6 +365,16 @@ class CardSession:
         Raises:
             CardLost, CardFailed, DeviceError.
         """
+        owned, clean = self.phase is Phase.OWNED, False
+        try:
+            clean = await self._stop()
+        finally:
+            # What did not end in order stays registered: the next run ends that, and with it what may still land.
+            if self.reservation is not None and (clean or not owned):
+                await self.reservation.give_up()
+        return clean
+
+    async def _stop(self) -> bool:
         if self.phase is not Phase.OWNED or self.journal is None or self.checkpointer is None:
             self.phase = Phase.CLOSED
             return False

@@ -58,6 +58,10 @@ class Ownership(Protocol):
         """Whether the journal has no room for more to begin."""
         ...
 
+    def conflicted(self) -> None:
+        """A reservation refused a write: the card may be somebody else's."""
+        ...
+
 
 class Unguarded:
     """Ownership of a card that nobody else can have, and whose journal is never full."""
@@ -65,6 +69,9 @@ class Unguarded:
     readable = True
     writable = True
     pressed = False
+
+    def conflicted(self) -> None:
+        """Take no notice."""
 
 
 class CardStore(Turns):
@@ -114,6 +121,10 @@ class CardStore(Turns):
     def pressed(self) -> bool:
         """Whether new stores must wait for the journal."""
         return self._ownership.pressed
+
+    def conflicted(self) -> None:
+        """Note that a reservation refused a write."""
+        self._ownership.conflicted()
 
     def lookup(self, request: Lookup) -> LookupOutcome:
         """Answer a lookup; `arm_timer` is due where it granted a lease. While the card is offline all is a miss, at once (R10)."""
