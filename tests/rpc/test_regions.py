@@ -297,3 +297,11 @@ async def test_a_gateway_without_regions_says_so() -> None:
         with pytest.raises(RegionRefusedError):
             await client.attach_region(MIB)
     await control.aclose()
+
+
+async def test_whether_a_region_is_attached_is_known_at_once(server: RegionServer) -> None:
+    region = await asyncio.to_thread(Region.attach, server.path, MIB, timeout_ms=3_600_000)
+    async with asyncio.timeout(HANG_S):
+        assert await asyncio.to_thread(lambda: region.attached)
+    region.close()
+    await until(lambda: len(server) == 0)
