@@ -163,13 +163,12 @@ def test_what_a_gateway_said_last_is_heard_though_the_connection_ended_before_an
     async def work(gateway: FakeGateway) -> None:
         async with AsyncClient(gateway.endpoint, PATIENT) as client:
             calls = [asyncio.ensure_future(client.delete("", b"", [b"k"])) for _ in range(9)]
-            for number in range(9):
-                peer, request = await asyncio.to_thread(gateway.take)
-                if number < 8:  # the last one is never answered
-                    gateway.answer(peer, id=request["id"], deleted=number)
+            taken = [await asyncio.to_thread(gateway.take) for _ in calls]
             # From here on the loop stands still until the end of the connection has arrived behind the replies.
             assert client._dealer is not None
             client._dealer.events()
+            for number, (peer, request) in enumerate(taken[:8]):  # the last one is never answered
+                gateway.answer(peer, id=request["id"], deleted=number)
             gateway.socket.close(20_000)
             gateway.context.term()
             readable, _, _ = select.select([client._dealer.filenos()[1]], [], [], HANG_S)
