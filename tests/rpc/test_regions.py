@@ -191,6 +191,7 @@ async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
 
 async def test_a_second_message_ends_the_region(server: RegionServer) -> None:
     region = await asyncio.to_thread(Region.attach, server.path, MIB)
+    region._connection.settimeout(HANG_S)
     region._connection.send(msgpack.packb(ATTACH))
     answer = msgpack.unpackb(await asyncio.to_thread(region._connection.recv, 4096))
     assert answer["ok"] is False
