@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from xkv_nvmeof.blockdev import DeviceError, DeviceState
 from xkv_nvmeof.host_settings import ClosedByHost
-from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
+from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectFailed, NamespaceUnusable
 from xkv_nvmeof.initiator_open import check_identity, open_association
 from xkv_nvmeof.initiator_retry import Backoff, ReconnectLog
 
@@ -168,6 +168,8 @@ class Keeper:
                 self.reason = str(error)
                 self._dispatcher.detach(self.reason)
                 self._log.failure(self.reason)
+                if isinstance(error, AuthenticationRefused):
+                    self._backoff.give_time()
                 continue
             self.counters.reconnects += 1
             self._look_again = False
