@@ -66,7 +66,10 @@ def spdk_target(
         path = Path(folder) / "rpc.sock"
         command = (os.environ["XKV_SPDK_TGT"], "-m", "0x1", "--no-huge", "-s", "512", "-u", "-r", str(path))
         with subprocess.Popen(
-            [*command, "--disable-cpumask-locks"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*command, "--disable-cpumask-locks"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
         ) as process:
             try:
                 deadline = time.monotonic() + 30

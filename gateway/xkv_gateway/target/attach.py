@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from xkv_gateway.config import NvmeConfig
     from xkv_gateway.networks import StorageNetworks
     from xkv_gateway.state import HostIdentity
+    from xkv_nvmeof.dhchap.host import HostKeys
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,10 @@ class AttachedCard:
                 await self.soft_card.aclose()
 
 
-def initiator_options(config: NvmeConfig, identity: HostIdentity) -> InitiatorOptions:
-    """Return the initiator's options.
+def initiator_options(
+    config: NvmeConfig, identity: HostIdentity, keys: HostKeys | None = None
+) -> InitiatorOptions:
+    """Return the initiator's options; `keys` are for targets that ask who we are.
 
     Raises:
         ConfigError: the initiator refuses one of them; it names the field.
@@ -79,6 +82,7 @@ def initiator_options(config: NvmeConfig, identity: HostIdentity) -> InitiatorOp
             cancel_grace_ms=CANCEL_GRACE_MS,
             header_digest=config.header_digest,
             data_digest=config.data_digest,
+            dhchap=keys,
         )
     except ValueError as error:
         raise ConfigError(f"[nvme]: {error}") from None
@@ -107,6 +111,7 @@ async def attach(
                 undo.push_async_callback(soft_card.aclose)
                 ready = await soft_card.start()
                 address = TargetAddress(host=ready.host, port=ready.port, nqn=ready.nqn, nsid=ready.nsid)
+                options = replace(options, dhchap=None)  # the process is ours: neither has to prove anything
             case TcpCardUrl():
                 address = TargetAddress(host=url.host, port=url.port, nqn=url.nqn, nsid=url.nsid)
                 _judge(storage, url)
