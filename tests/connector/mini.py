@@ -359,12 +359,13 @@ class MiniEngine:
                     assert cache.view(block) == cache.content(group.group_id, wanted), "wrong tokens"
 
     def _compute(self, request: MiniRequest, tokens: int, bad: set[int]) -> None:
-        if not any(block in bad for table in request.tables for block in table):
+        spoilt = any(block in bad for table in request.tables for block in table)
+        if not spoilt:
             self._check(request)
         start = request.num_computed_tokens
         end = min(start + tokens, request.num_tokens)
         self._fill(request, start, end)
-        if bad:
+        if spoilt:
             # The model went on with what was not there: what it made of it is worth nothing.
             for table in request.tables:
                 for block in table[start // 4 :]:

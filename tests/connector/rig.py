@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FINGERPRINT: Final = bytes(range(16))
 HASH_TOKENS: Final = 4
-BLOCKS: Final = 400
+BLOCKS: Final = 8000
 PATIENT: Final = Settings(
     lookup_timeout_ms=20_000, lookup_step_wait_ms=1000, load_timeout_ms=20_000, store_timeout_ms=20_000
 )
@@ -90,10 +90,12 @@ def gateway(
                 server = RegionServer(str(folder / "r.sock"), entropy=os.urandom)
                 served.await_(server.start())
                 service.regions = server
-            yield service, served
-            if server is not None:
-                served.await_(server.aclose())
-                service.regions = None
+            try:
+                yield service, served
+            finally:
+                if server is not None:
+                    served.await_(server.aclose())
+                    service.regions = None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
