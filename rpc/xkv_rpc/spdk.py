@@ -15,13 +15,26 @@ import logging
 import select
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from spdk.rpc.client import JSONRPCClient
 
+from xkv_rpc.addresses import SpdkAddress
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+__all__ = [
+    "SpdkAddress",
+    "SpdkBrokenError",
+    "SpdkBusyError",
+    "SpdkClient",
+    "SpdkError",
+    "SpdkRefusedError",
+    "SpdkTimeoutError",
+    "SpdkTooLargeError",
+    "SpdkUnreachableError",
+]
 
 CONNECTIONS_MAX: Final = 4
 """Calls at a time; a target takes 64 connections in all, and others need some."""
@@ -72,20 +85,6 @@ class SpdkTooLargeError(SpdkError):
 
 class SpdkBusyError(SpdkError):
     """Too many calls wait already: it was not sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpdkAddress:
-    """Where a target takes orders: a Unix socket's path, or an IP address with a port."""
-
-    host: str
-    port: int | None = None
-
-    def __str__(self) -> str:
-        """Return it as the configuration writes it."""
-        if self.port is None:
-            return self.host
-        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
 
 def _one_by_one(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
