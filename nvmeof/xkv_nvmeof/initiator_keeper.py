@@ -79,6 +79,12 @@ class Keeper:
         self._hurry = True
         self._wake.set()
 
+    def hurry(self) -> None:
+        """Try to connect at once, if there is no association."""
+        if self.association is None:
+            self._hurry = True
+            self._wake.set()
+
     async def aclose(self) -> None:
         """Shut the controller down in order and end everything. Idempotent."""
         self._closing = True
