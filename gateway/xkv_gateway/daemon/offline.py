@@ -246,8 +246,7 @@ def _first_copy(sight: Sight) -> int:
 
 async def _owned(door: Door, attached: AttachedCard, blocks: CardBlocks, before: Superblock) -> Superblock:
     """Return the superblock with which this command is the owner."""
-    negotiated = attached.device.negotiated
-    keep_alive_ms = door.config.nvme.keep_alive_ms if negotiated is None else negotiated.keep_alive_ms
+    keep_alive_ms = attached.keep_alive_ms(door.config.nvme.keep_alive_ms)
     beat_epoch = await ownership.heartbeat_epoch(blocks, before.stamp.card_uuid)
     return ownership.owned(
         before,
