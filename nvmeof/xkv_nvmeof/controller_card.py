@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.command import CommandFormatError, ConnectCommand, ConnectData, SubmissionEntry
@@ -124,6 +125,16 @@ class Card:
             controller.end(reason)
         for connection in list(self._connections):
             connection.end(reason)
+
+    def change_namespace(self, *, block_count: int | None = None, attached: bool | None = None) -> None:
+        """Make the namespace larger or smaller, take it away or bring it back, and tell every host."""
+        namespace = self.config.namespace
+        if block_count is not None:
+            namespace = replace(namespace, block_count=block_count)
+        if attached is not None:
+            namespace = replace(namespace, attached=attached)
+        self.config = replace(self.config, namespace=namespace)
+        self.namespace_changed()
 
     def namespace_changed(self) -> None:
         """Tell every host that the attributes of the namespace changed."""

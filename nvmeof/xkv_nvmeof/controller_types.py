@@ -54,6 +54,8 @@ class NamespaceInfo:
     uuid: bytes
     used_blocks: Callable[[], int]
     nsid: int = 1
+    attached: bool = True
+    """Whether it is there for hosts now."""
 
     @property
     def size_bytes(self) -> int:

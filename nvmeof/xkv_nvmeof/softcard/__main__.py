@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ import uvloop
 from xkv_nvmeof.controller_card import Card
 from xkv_nvmeof.controller_types import CardConfig, NamespaceInfo
 from xkv_nvmeof.digest import DigestPolicy
+from xkv_nvmeof.softcard.console import Console
 from xkv_nvmeof.softcard.executor import Executor
 from xkv_nvmeof.softcard.options import (
     PORTALS_MAX,
@@ -77,19 +77,6 @@ def _config(options: Options, store: Store) -> CardConfig:
     )
 
 
-def _watch_stdin(stop: asyncio.Event) -> None:
-    """Stop when stdin ends: whoever started us is gone, however it died."""
-    loop = asyncio.get_running_loop()
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile: nothing is left to be stopped
-            loop.call_soon_threadsafe(stop.set)
-
-    threading.Thread(target=watch, name="stdin", daemon=True).start()
-
-
 def _log_counters(event: str, card: Card) -> None:
     line = json.dumps({"event": event, "counters": card.counters.as_dict()})
     sys.stderr.write(line + "\n")
@@ -122,7 +109,7 @@ async def _serve(options: Options, store: Store, listeners: list[socket.socket])
     for listener in listeners:
         server.listen(listener)
     if options.exit_with_stdin:
-        _watch_stdin(stop)
+        Console(server, store, stop.set).start()
     namespace = config.namespace
     ready = {
         "host": portals[0][0],
@@ -199,7 +186,9 @@ _DIGEST: Final = click.Choice([policy.value for policy in DigestPolicy])
     help="Refuse every write; for a file that exists. It is opened for reading only.",
 )
 @click.option(
-    "--exit-with-stdin", is_flag=True, help="End when stdin ends, so as to die with whoever started it."
+    "--exit-with-stdin",
+    is_flag=True,
+    help="End when stdin ends, so as to die with whoever started it; before that, obey what comes there: resize SIZE, detach, attach.",
 )
 @click.option(
     "--dhchap-key-file",
