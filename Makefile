@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 
-.PHONY: run demo test test-full check format bench clean
+.PHONY: run demo test test-full test-vllm test-vllm-smoke vllm check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,8 +32,18 @@ demo: $(STAMP)  ## status and a short replay against a running gateway (starts o
 test: $(DEV)  ## the test-suite (under 10 minutes)
 	$(BIN)/python -m pytest --numprocesses auto
 
-test-full: $(DEV)  ## everything that this machine can run, however long
-	$(BIN)/python -m pytest --numprocesses auto -m "not soak"
+test-full: $(DEV) vllm  ## everything that this machine can run, however long
+	$(BIN)/python -m pytest --numprocesses auto -m "not soak and not vllm"
+	$(BIN)/python -m pytest -m vllm tests/vllm
+
+test-vllm: $(DEV) vllm  ## the connector and the front end with a real vLLM on the CPU (in .venv-vllm, or where XKV_VLLM_VENV says)
+	$(BIN)/python -m pytest -m vllm tests/vllm
+
+test-vllm-smoke: $(DEV) vllm  ## the shortest of these
+	$(BIN)/python -m pytest -m "vllm and smoke" tests/vllm
+
+vllm: $(DEV)
+	$(BIN)/python -m tests.vllm.environment
 
 check: $(DEV)  ## ruff, format, mypy strict, import-linter
 	$(BIN)/ruff check .
@@ -49,4 +59,4 @@ bench: $(DEV)  ## speed and memory; see bench/README.md
 	$(BIN)/python -m bench
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

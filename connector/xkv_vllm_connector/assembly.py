@@ -150,6 +150,7 @@ class Assembly:
             timeout_ms=settings.lookup_timeout_ms,
             step_wait_ms=settings.lookup_step_wait_ms,
             clock=self._clock,
+            say=self._warn,
         )
         self._side = SchedulerSide(
             settings,

@@ -85,6 +85,7 @@ class Lookups:
         timeout_ms: int,
         step_wait_ms: int,
         clock: Callable[[], int],
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._client = client
         self._geometry = geometry
@@ -94,6 +95,7 @@ class Lookups:
         self._step_wait_ns = step_wait_ms * _NS_PER_MS
         self._wait_left_ns = self._step_wait_ns
         self._clock = clock
+        self._say = say
         self._stems = [
             stem_of(fingerprint, group.group_id, rank) for group in geometry.groups for rank in geometry.ranks
         ]
@@ -141,10 +143,15 @@ class Lookups:
         if answered and self.available:
             return
         with self._breaker_lock:
+            before = self._breaker.state
             if not answered:
                 self._breaker.failed(self._clock())
-            elif self._breaker.state is not BreakerState.CLOSED:
+            elif before is not BreakerState.CLOSED:
                 self._breaker.succeeded()
+        if not answered and before is BreakerState.CLOSED:
+            self._say("the gateway does not answer: requests are computed without the card until it does")
+        elif answered and before is not BreakerState.CLOSED:
+            self._say("the gateway answers again")
 
     def step_ends(self) -> None:
         """The next step has its own time for waiting."""

@@ -293,6 +293,7 @@ class SchedulerSide:
                 entry.answer = None
             if tracked.load_failed:
                 self._stats.add("loads_failed")
+                self._warn_once("load", "a load failed and its request is computed; further ones only count in loads_failed")
                 # What was counted as stored may be what could not be read: store it again.
                 tracked.stored_chunks = 0
                 tracked.next_store_tokens = self._geometry.chunk_tokens

@@ -50,7 +50,7 @@ class Settings:
     """Anything that tells these weights from others under the same name; changing it is a miss."""
     load_mode: str = "async"
     """`async`: requests wait beside the running batch. `sync`: within the step (models with one cache group only)."""
-    lookup_timeout_ms: int = 250
+    lookup_timeout_ms: int = 1000
     """How long a request waits for the answer to "do you hold this" before it goes on without."""
     lookup_step_wait_ms: int = 3
     """How long one scheduler step waits for such answers, all requests together."""

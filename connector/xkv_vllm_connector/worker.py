@@ -112,7 +112,6 @@ class WorkerSide:
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._sync_failures = 0
-        self._was_away = False
         self._loads: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._stores: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._threads = [
@@ -234,7 +233,6 @@ class WorkerSide:
                 well = True
         except ChannelError as error:
             away = error.unavailable
-            self._say(error)
         finally:
             # Whatever happens, the engine hears the end of it exactly once: a request must not wait for ever.
             self._load_ended(order, job, well=well, away=away)
@@ -287,7 +285,6 @@ class WorkerSide:
             well = self._store_parts(order, job)
         except ChannelError as error:
             away = error.unavailable
-            self._say(error)
         finally:
             with self._lock:
                 self._stats.time("store_seconds", (self._clock() - order.ordered_ns) / 1e9)
@@ -334,9 +331,3 @@ class WorkerSide:
             self._stats.add("store_bytes", sum(stored))
             self._stats.add("chunks_refused", len(results) - held - being_written)
         return held == len(results)
-
-    def _say(self, error: ChannelError) -> None:
-        """One line when the gateway is found away, not one for each job."""
-        if error.unavailable and not self._was_away:
-            self._warn(f"the gateway does not answer ({error}): requests are computed without it")
-        self._was_away = error.unavailable

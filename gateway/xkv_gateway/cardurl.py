@@ -1,14 +1,16 @@
 """Card URLs: how the card is reached.
 
-    nvme+tcp://ADDR[:4420]/NQN[?nsid=1]   a namespace behind an NVMe/TCP controller
-    soft:PATH[?size=16GiB]                a file, served over NVMe/TCP on loopback by a process of ours
-
-`kernel+tcp://...` and `/dev/...` (the kernel's initiator) are known and not there yet.
+nvme+tcp://ADDR[:4420]/NQN[?nsid=1]   a namespace behind an NVMe/TCP controller
+kernel+tcp://ADDR[:4420]/NQN[?nsid=1&nguid=...&uuid=...]
+                                      the same, connected by Linux (nvme-cli), and used as a block device
+/dev/...                              a block device that something else attached
+soft:PATH[?size=16GiB]                a file, served over NVMe/TCP on loopback by a process of ours
 """
 
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,11 +25,11 @@ SOFT_CARD_BYTES_MIN: Final = 64 << 20
 SOFT_CARD_BLOCK_BYTES: Final = 4096
 
 _NQN: Final = re.compile(r"nqn\.[0-9]{4}-[0-9]{2}\.[!-~]+", re.ASCII)
-_NOT_YET: Final = ("kernel+tcp:", "/dev/")
+_KNOWN: Final = "write nvme+tcp://ADDR:4420/NQN?nsid=1, kernel+tcp://ADDR:4420/NQN?nsid=1, /dev/... or soft:PATH?size=16GiB"
 
 
 @dataclass(frozen=True, slots=True)
-class TcpCardUrl:
+class _BehindController:
     """A namespace behind an NVMe/TCP controller."""
 
     host: str
@@ -40,9 +42,42 @@ class TcpCardUrl:
         """`HOST:PORT`, IPv6 in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+
+@dataclass(frozen=True, slots=True)
+class TcpCardUrl(_BehindController):
+    """A namespace that our own initiator reaches."""
+
     def __str__(self) -> str:
         """Return the canonical URL; it never holds a secret."""
         return f"nvme+tcp://{self.address}/{self.nqn}?nsid={self.nsid}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCardUrl(_BehindController):
+    """A namespace that Linux reaches. `nguid` and `uuid` have 16 bytes, or none where the URL does not say which it has to be."""
+
+    nguid: bytes = b""
+    uuid: bytes = b""
+
+    def __str__(self) -> str:
+        """Return the canonical URL."""
+        ids = "".join(
+            f"&{name}={uuid.UUID(bytes=value)}"
+            for name, value in (("nguid", self.nguid), ("uuid", self.uuid))
+            if value
+        )
+        return f"kernel+tcp://{self.address}/{self.nqn}?nsid={self.nsid}{ids}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCardUrl:
+    """A block device of this host."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        """Return the path."""
+        return str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +93,7 @@ class SoftCardUrl:
         return f"soft:{self.path}{query}"
 
 
-CardUrl = TcpCardUrl | SoftCardUrl
+CardUrl = TcpCardUrl | KernelCardUrl | NodeCardUrl | SoftCardUrl
 
 
 def parse_card_url(text: str) -> CardUrl:
@@ -67,33 +102,39 @@ def parse_card_url(text: str) -> CardUrl:
     Raises:
         ValueError: not a card URL; the message names the part that is wrong.
     """
-    if text.startswith(_NOT_YET):
-        raise ValueError(
-            f"card URL {text!r}: the kernel's initiator is not there yet; use nvme+tcp://ADDR:4420/NQN?nsid=1"
-        )
     if text.startswith("soft:"):
         return _parse_soft(text)
     if text.startswith("nvme+tcp:"):
-        return _parse_tcp(text)
-    raise ValueError(
-        f"card URL {text!r}: unknown scheme; write nvme+tcp://ADDR:4420/NQN?nsid=1 or soft:PATH?size=16GiB"
-    )
+        host, port, nqn, given = _parse_tcp(text, "nsid")
+        return TcpCardUrl(host, port, nqn, _nsid(text, given))
+    if text.startswith("kernel+tcp:"):
+        host, port, nqn, given = _parse_tcp(text, "nsid", "nguid", "uuid")
+        ids = {name: _id(text, name, given[name]) for name in ("nguid", "uuid") if name in given}
+        return KernelCardUrl(host, port, nqn, _nsid(text, given), **ids)
+    if text.startswith("/dev/"):
+        if "\0" in text or text.endswith("/"):
+            raise ValueError(f"card URL {text!r}: the path names no device")
+        return NodeCardUrl(Path(text))
+    raise ValueError(f"card URL {text!r}: unknown scheme; {_KNOWN}")
 
 
-def _query(text: str, query: str, known: str) -> str | None:
-    """Return the value of the one known parameter, or None."""
+def _query(text: str, query: str, *known: str) -> dict[str, str]:
+    """Return the parameters, each of them known and given once."""
     if not query:
-        return None
+        return {}
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True, max_num_fields=8)
     except ValueError:
-        raise ValueError(f"card URL {text!r}: the part after '?' must be {known}=VALUE") from None
-    for name, _ in pairs:
-        if name != known:
-            raise ValueError(f"card URL {text!r}: unknown parameter {name!r}; only {known!r} is known here")
-    if len(pairs) > 1:
-        raise ValueError(f"card URL {text!r}: parameter {known!r} is given twice")
-    return pairs[0][1]
+        raise ValueError(f"card URL {text!r}: the part after '?' must be {known[0]}=VALUE") from None
+    given: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in known:
+            names = " and ".join(map(repr, known))
+            raise ValueError(f"card URL {text!r}: unknown parameter {name!r}; only {names} are known here")
+        if name in given:
+            raise ValueError(f"card URL {text!r}: parameter {name!r} is given twice")
+        given[name] = value
+    return given
 
 
 def _parse_soft(text: str) -> SoftCardUrl:
@@ -102,7 +143,7 @@ def _parse_soft(text: str) -> SoftCardUrl:
         raise ValueError(f"card URL {text!r}: the path is missing; write soft:PATH?size=16GiB")
     if "\0" in rest:
         raise ValueError(f"card URL {text!r}: the path holds a NUL byte")
-    value = _query(text, query, "size")
+    value = _query(text, query, "size").get("size")
     if value is None:
         return SoftCardUrl(path=Path(rest).expanduser(), size_bytes=None)
     try:
@@ -132,7 +173,8 @@ def _address(text: str, parts: SplitResult) -> tuple[str, int]:
     return parts.hostname, NVME_TCP_PORT if port is None else port
 
 
-def _parse_tcp(text: str) -> TcpCardUrl:
+def _parse_tcp(text: str, *known: str) -> tuple[str, int, str, dict[str, str]]:
+    """Return host, port, NQN and parameters."""
     try:
         parts = urlsplit(text)
     except ValueError as error:
@@ -147,9 +189,21 @@ def _parse_tcp(text: str) -> TcpCardUrl:
         raise ValueError(
             f"card URL {text!r}: NQN: must look like nqn.YYYY-MM.DOMAIN:NAME and have at most {NQN_BYTES_MAX} bytes"
         )
-    value = _query(text, parts.query, "nsid")
-    if value is None:
-        return TcpCardUrl(host=host, port=port, nqn=nqn, nsid=1)
+    return host, port, nqn, _query(text, parts.query, *known)
+
+
+def _nsid(text: str, given: dict[str, str]) -> int:
+    value = given.get("nsid", "1")
     if len(value) > 10 or not value.isascii() or not value.isdecimal() or not 1 <= int(value) <= 0xFFFFFFFE:
         raise ValueError(f"card URL {text!r}: nsid: must be a number from 1 to 4294967294")
-    return TcpCardUrl(host=host, port=port, nqn=nqn, nsid=int(value))
+    return int(value)
+
+
+def _id(text: str, name: str, value: str) -> bytes:
+    try:
+        found = uuid.UUID(value).bytes
+    except ValueError:
+        found = bytes(16)
+    if not any(found):
+        raise ValueError(f"card URL {text!r}: {name}: must be 32 hexadecimal digits, not all zero")
+    return found

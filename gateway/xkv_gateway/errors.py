@@ -15,7 +15,8 @@ class ExitCode(IntEnum):
     OK = 0
     """The command did what was asked; `serve`: ended cleanly after a signal."""
     DEGRADED = 1
-    """`status`: the gateway answers, but its card is offline or not ready; `card check`: there are findings."""
+    """`status`: the gateway answers, but its card is offline or not ready; `card check`, `doctor`: there are findings;
+    `target plan`, `target status`: the target is not as it shall be."""
     CONFIG = 2
     """A flag, an environment variable or the configuration file is wrong; nothing was started."""
     UNREACHABLE = 3
@@ -33,7 +34,10 @@ class ExitCode(IntEnum):
     CARD_LOST = 9
     """`serve`: another gateway took the card, or it was formatted, zeroed or exchanged while it was in use."""
     REFUSED = 10
-    """`ns`, `tenant`, `quota`: the gateway refused it, or nobody confirmed it: no such name, a name that is taken, no room for it."""
+    """`ns`, `tenant`, `quota`: the gateway refused it, or nobody confirmed it: no such name, a name that is taken, no room for it.
+    `target`: it would lose somebody's bytes, or touch what is not ours."""
+    TARGET = 11
+    """`target`: the target cannot be reached, or what was asked of it failed; applying again goes on from there."""
     INTERNAL = 70
     """A bug of ours: the log has the trace."""
     FORCED = 75
@@ -99,6 +103,18 @@ class CardLostError(GatewayError):
 
 class RefusedError(GatewayError):
     """The gateway said no, or the person who was asked did: nothing was changed."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class TargetError(GatewayError):
+    """The SPDK target cannot be reached, or did not do what was asked of it."""
+
+    exit_code = ExitCode.TARGET
+
+
+class TargetRefusedError(TargetError):
+    """It would lose somebody's bytes, or is somebody else's: nothing was done."""
 
     exit_code = ExitCode.REFUSED
 

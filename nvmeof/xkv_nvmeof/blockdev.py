@@ -29,7 +29,11 @@ class DeviceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What the namespace is, as told by the controller. Changes only with a new association or an async event."""
+    """What the namespace is, as told by the controller. Changes only with a new association or an async event.
+
+    It may grow beyond what it was when the device was opened; nothing of what was there moves. Smaller than then, or with other
+    blocks, it is not usable: the device is OFFLINE until it is as large again.
+    """
 
     block_bytes: int
     block_count: int
@@ -247,6 +251,10 @@ class BlockDevice(Protocol):
 
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
         """Call `listener(state, reason)` from the loop at each change of state; reason is for people."""
+        ...
+
+    def add_geometry_listener(self, listener: Callable[[Geometry, Geometry], None]) -> None:
+        """Call `listener(before, now)` from the loop when the namespace is usable and not what it was: grown, or shrunk again."""
         ...
 
     async def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:

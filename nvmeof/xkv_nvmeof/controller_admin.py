@@ -106,22 +106,30 @@ def _identify(controller: Controller, entry: SubmissionEntry) -> Reply:
     namespace = controller.card.config.namespace
     match cns:
         case Cns.NAMESPACE | Cns.NAMESPACE_DESCRIPTORS:
-            if entry.nsid != namespace.nsid:
-                return Reply(Status.INVALID_NAMESPACE)
-            if cns == Cns.NAMESPACE:
-                return Reply(data=identify_namespace(controller).to_bytes())
-            ids = NamespaceDescriptors(namespace.nguid, namespace.uuid, command_set=0)
-            return Reply(data=ids.to_bytes())
+            return _identify_namespace(controller, entry, cns)
         case Cns.ACTIVE_NAMESPACES:
             if entry.nsid >= NSID_BROADCAST - 1:
                 return Reply(Status.INVALID_NAMESPACE)
-            active = [namespace.nsid] if namespace.nsid > entry.nsid else []
+            active = [namespace.nsid] if namespace.attached and namespace.nsid > entry.nsid else []
             return Reply(data=encode_active_namespaces(active))
         case Cns.IO_CONTROLLER if entry.cdw11 >> 24 == 0:
             # All limits of NVM Figure 100 are zero: none beyond those of the commands themselves.
             return Reply(data=bytes(IDENTIFY_BYTES))
         case _:
             return Reply(Status.INVALID_FIELD)
+
+
+def _identify_namespace(controller: Controller, entry: SubmissionEntry, cns: int) -> Reply:
+    """The namespace, or its identifiers; of one that is taken away there is nothing to tell (Base 5.17.2.2, 5.17.2.3)."""
+    namespace = controller.card.config.namespace
+    if entry.nsid != namespace.nsid:
+        return Reply(Status.INVALID_NAMESPACE)
+    if cns == Cns.NAMESPACE:
+        present = namespace.attached
+        return Reply(data=identify_namespace(controller).to_bytes() if present else bytes(IDENTIFY_BYTES))
+    if not namespace.attached:
+        return Reply(Status.INVALID_NAMESPACE)
+    return Reply(data=NamespaceDescriptors(namespace.nguid, namespace.uuid, command_set=0).to_bytes())
 
 
 def identify_controller(controller: Controller) -> IdentifyController:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.command import CommandFormatError, ConnectCommand, ConnectData, SubmissionEntry
@@ -21,7 +22,14 @@ from xkv_nvmeof.controller_types import (
     WriteCommand,
     WriteZeroesCommand,
 )
-from xkv_nvmeof.spec import CNTLID_DYNAMIC, DISCOVERY_NQN, NQN_MAX_BYTES, ConnectAttribute, Status
+from xkv_nvmeof.spec import (
+    CNTLID_DYNAMIC,
+    DISCOVERY_NQN,
+    NQN_MAX_BYTES,
+    AuthenticationRequirement,
+    ConnectAttribute,
+    Status,
+)
 
 if TYPE_CHECKING:
     from xkv_nvmeof.controller_types import Buffers
@@ -46,6 +54,15 @@ _MEDIA: Final = 2
 def _invalid(where: int) -> Reply:
     """Connect Invalid Parameters, with the place of the bad one."""
     return Reply(Status.CONNECT_INVALID_PARAMETERS, dw0=where)
+
+
+def _connected(connection: ControllerConnection) -> Reply:
+    """Success of a Connect, with the controller's id and whether authentication comes next."""
+    assert connection.controller is not None
+    requirement = (
+        AuthenticationRequirement.NONE if connection.set_up else AuthenticationRequirement.TRANSACTION
+    )
+    return Reply(dw0=connection.controller.cntlid | requirement << 16)
 
 
 class Card:
@@ -85,8 +102,12 @@ class Card:
             if deadline_ns is not None and now_ns >= deadline_ns:
                 controller.end("the keep-alive timer expired")
         for connection in list(self._connections):
-            if connection.controller is None and now_ns >= connection.setup_deadline_ns:
+            if connection.set_up or now_ns < connection.setup_deadline_ns:
+                continue
+            if connection.controller is None:
                 connection.end("no Connect in time")
+            else:
+                connection.controller.end("no authentication in time")
 
     def next_deadline_ns(self) -> int | None:
         """When `tick` has something to do; None: never."""
@@ -95,7 +116,7 @@ class Card:
             for controller in self._controllers.values()
             if (deadline_ns := controller.keep_alive_deadline_ns) is not None
         ]
-        deadlines += [c.setup_deadline_ns for c in self._connections if c.controller is None and not c.ended]
+        deadlines += [c.setup_deadline_ns for c in self._connections if not c.set_up and not c.ended]
         return min(deadlines, default=None)
 
     def shutdown(self, reason: str) -> None:
@@ -104,6 +125,16 @@ class Card:
             controller.end(reason)
         for connection in list(self._connections):
             connection.end(reason)
+
+    def change_namespace(self, *, block_count: int | None = None, attached: bool | None = None) -> None:
+        """Make the namespace larger or smaller, take it away or bring it back, and tell every host."""
+        namespace = self.config.namespace
+        if block_count is not None:
+            namespace = replace(namespace, block_count=block_count)
+        if attached is not None:
+            namespace = replace(namespace, attached=attached)
+        self.config = replace(self.config, namespace=namespace)
+        self.namespace_changed()
 
     def namespace_changed(self) -> None:
         """Tell every host that the attributes of the namespace changed."""
@@ -226,7 +257,7 @@ class Card:
         self._controllers[cntlid] = controller
         self.counters.associations += 1
         connection.connected(controller, 0, command.sqsize + 1, flow_control=flow_control)
-        return Reply(dw0=cntlid)
+        return _connected(connection)
 
     def _connect_io(
         self,
@@ -251,4 +282,4 @@ class Card:
             return Reply(Status.COMMAND_SEQUENCE_ERROR)
         controller.create_io_queue(command.qid, connection)
         connection.connected(controller, command.qid, command.sqsize + 1, flow_control=flow_control)
-        return Reply(dw0=controller.cntlid)
+        return _connected(connection)

@@ -11,20 +11,24 @@ from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.command import SubmissionEntry
 from xkv_nvmeof.controller_dispatch import dispatch, start
+from xkv_nvmeof.controller_gate import Gate, is_step
 from xkv_nvmeof.controller_io import execute
 from xkv_nvmeof.controller_sender import Sender
 from xkv_nvmeof.controller_states import CONNECTION_TABLE, ConnectionEvent, ConnectionState
 from xkv_nvmeof.controller_transfers import MAX_PENDING_R2T, Transfers
 from xkv_nvmeof.controller_types import (
     SETUP_DEADLINE_NS,
+    AuthenticateCommand,
     IoCommand,
     Reply,
     Sent,
     ShutdownCommand,
     WriteCommand,
 )
+from xkv_nvmeof.digest import DigestPolicy
 from xkv_nvmeof.framing import DataEnd, FrameReader, controller_limits
 from xkv_nvmeof.pdu import (
+    DIGEST_FIELD,
     PLAIN,
     C2HTermReq,
     CapsuleCmd,
@@ -72,6 +76,8 @@ class ControllerConnection:
         self.setup_deadline_ns = now_ns + SETUP_DEADLINE_NS
         self.controller: Controller | None = None
         self.queue_id = 0
+        self.gate: Gate | None = None
+        """Where hosts must authenticate themselves: keeps the queue shut until they have."""
         self.end_reason = ""
 
     # ---- the shell's side ------------------------------------------------------------------------------------
@@ -80,6 +86,11 @@ class ControllerConnection:
     def ended(self) -> bool:
         """Whether the socket is to be closed once `outgoing` is sent."""
         return self.state in _CLOSED
+
+    @property
+    def set_up(self) -> bool:
+        """Whether the host has connected the queue and, where it must, authenticated itself."""
+        return self.controller is not None and (self.gate is None or self.gate.open)
 
     def receive(self, chunk: memoryview, now_ns: int) -> None:
         """Take what was received. `chunk` may be reused afterwards."""
@@ -119,6 +130,10 @@ class ControllerConnection:
                 self.controller.shutdown_done()
             return
         self.card.guard.finished(self, command)
+        if isinstance(command, AuthenticateCommand):
+            assert self.gate is not None
+            self.gate.finished(command)
+            return
         self.card.count(command, status)
         if isinstance(command, WriteCommand) and command.pooled:
             self._buffers.release(command.data)
@@ -160,6 +175,9 @@ class ControllerConnection:
         self._step(ConnectionEvent.CONNECTED)
         self.controller = controller
         self.queue_id = queue_id
+        keys = self.card.config.authentication
+        if keys is not None and not controller.discovery:
+            self.gate = Gate(self, keys, (controller.host.hostnqn, controller.host.subnqn))
         self.sender.open(queue_id, entries, flow_control=flow_control)
 
     def transfer_done(self, entry: SubmissionEntry, buffer: memoryview, intact: bool) -> None:
@@ -167,6 +185,11 @@ class ControllerConnection:
         if not intact:
             self._buffers.release(buffer)
             self.reply(entry.cid, Reply(Status.TRANSIENT_TRANSPORT_ERROR))
+            return
+        if is_step(entry):
+            assert self.gate is not None
+            self.gate.transferred(entry, bytes(buffer))
+            self._buffers.release(buffer)
             return
         guard = self.card.guard
         if guard.concerns(entry.opcode):
@@ -241,8 +264,8 @@ class ControllerConnection:
         if request.alignment_dwords > 32:
             raise PeerViolation("HPDA", FatalStatus.INVALID_HEADER_FIELD, 10, encode(request))
         config = self.card.config
-        header_digest = request.header_digest and config.header_digest
-        data_digest = request.data_digest and config.data_digest
+        header_digest = _granted(request, "header", config.header_digest, asked=request.header_digest)
+        data_digest = _granted(request, "data", config.data_digest, asked=request.data_digest)
         self.transfers.max_r2t = min(request.max_r2t, MAX_PENDING_R2T)
         self.sender.control(ICResp(1, header_digest, data_digest, config.max_h2c_data_bytes))
         self.sender.wire = WireFormat(header_digest, data_digest, request.alignment_dwords * 4)
@@ -273,3 +296,11 @@ class ControllerConnection:
             self.reply(entry.cid, Reply(Status.TRANSIENT_TRANSPORT_ERROR))
         else:
             dispatch(self, entry, target, now_ns)
+
+
+def _granted(request: ICReq, name: str, policy: DigestPolicy, *, asked: bool) -> bool:
+    """Return whether a digest is used; a host that does without a required one is refused."""
+    if policy is DigestPolicy.REQUIRED and not asked:
+        reason = f"the {name} digest is required"
+        raise PeerViolation(reason, FatalStatus.UNSUPPORTED_PARAMETER, DIGEST_FIELD, encode(request))
+    return asked and policy is not DigestPolicy.OFF

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xkv_nvmeof.controller_gate import is_step
 from xkv_nvmeof.controller_io import Inbound, execute, judge
 from xkv_nvmeof.controller_types import Reply
 from xkv_nvmeof.spec import CONNECT_DATA_BYTES, FABRICS_OPCODE, FabricsType, SglType, Status
@@ -24,6 +25,8 @@ def dispatch(connection: ControllerConnection, entry: SubmissionEntry, data: mem
             _connect(connection, entry, data, now_ns)
         else:
             connection.reply(entry.cid, Reply(Status.COMMAND_SEQUENCE_ERROR))
+    elif (gate := connection.gate) is not None and (not gate.open or is_step(entry)):
+        gate.arrived(entry, data)
     elif fabrics:
         _fabrics(connection, controller, entry)
     elif connection.queue_id == 0:

@@ -45,6 +45,8 @@ def judge(entry: SubmissionEntry, capsule_bytes: int, config: CardConfig) -> Jud
         return Status.INVALID_FIELD
     namespace = config.namespace
     opcode = entry.opcode
+    if not namespace.attached:
+        return Status.INVALID_NAMESPACE
     if opcode == IoOpcode.FLUSH:
         return _flush(entry, namespace)
     judge_one = _JUDGES.get(opcode)

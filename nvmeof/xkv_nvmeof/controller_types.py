@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
+from xkv_nvmeof.digest import DigestPolicy
 from xkv_nvmeof.spec import VERSION_1_4, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xkv_nvmeof.blockdev import ByteRange
+    from xkv_nvmeof.dhchap.controller import ControllerKeys
 
 MIN_PAGE_BYTES: Final = 4096
 """CAP.MPSMIN and CAP.MPSMAX: the unit of MDTS."""
@@ -52,6 +54,8 @@ class NamespaceInfo:
     uuid: bytes
     used_blocks: Callable[[], int]
     nsid: int = 1
+    attached: bool = True
+    """Whether it is there for hosts now."""
 
     @property
     def size_bytes(self) -> int:
@@ -79,11 +83,13 @@ class CardConfig:
     max_queue_entries: int = 128
     max_io_queues: int = 16
     max_controllers: int = 32
-    header_digest: bool = True
-    data_digest: bool = True
+    header_digest: DigestPolicy = DigestPolicy.PREFERRED
+    data_digest: DigestPolicy = DigestPolicy.PREFERRED
     min_keep_alive_ns: int = KEEP_ALIVE_STEP_NS
     ready_timeout_ns: int = 15_000_000_000
     reservations: bool = True
+    authentication: ControllerKeys | None = None
+    """Keys of the hosts and of the card; None: hosts need not prove who they are."""
 
     @property
     def max_connections(self) -> int:
@@ -145,8 +151,27 @@ class ShutdownCommand:
     cid: int = -1
 
 
+@dataclass(slots=True, eq=False)
+class AuthenticateCommand:
+    """A step of an authentication, which may take long: call `run`, in whatever thread, and complete the command."""
+
+    cid: int
+    step: Callable[[], Reply]
+    reply: Reply = field(default_factory=lambda: Reply(Status.INTERNAL_ERROR))
+
+    def run(self) -> None:
+        """Take the step."""
+        self.reply = self.step()
+
+
 IoCommand = (
-    ReadCommand | WriteCommand | FlushCommand | DeallocateCommand | WriteZeroesCommand | ShutdownCommand
+    ReadCommand
+    | WriteCommand
+    | FlushCommand
+    | DeallocateCommand
+    | WriteZeroesCommand
+    | ShutdownCommand
+    | AuthenticateCommand
 )
 
 

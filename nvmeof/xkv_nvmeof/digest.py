@@ -5,6 +5,7 @@ On the wire a digest is four bytes, little endian. The digest of nothing is 0.
 
 from __future__ import annotations
 
+from enum import Enum
 from struct import Struct
 from typing import TYPE_CHECKING, Final, cast
 
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES: Final = 4
 _WIRE: Final = Struct("<I")
+
+
+class DigestPolicy(Enum):
+    """What a side wants of a digest. It is used when the host asks for it and the controller grants it."""
+
+    REQUIRED = "required"
+    """A peer that does not take part is refused."""
+    PREFERRED = "preferred"
+    """Asked for, or granted when asked for."""
+    OFF = "off"
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from xkv_nvmeof.digest import DigestPolicy
 from xkv_nvmeof.framing import DataEnd, FrameReader, host_limits
 from xkv_nvmeof.host_checks import (
     CID_OF_DATA,
@@ -25,7 +26,6 @@ from xkv_nvmeof.host_command import NO_DEADLINE, Exchange, cut
 from xkv_nvmeof.host_settings import (
     ClosedByHost,
     DeadlinePassed,
-    DigestPolicy,
     NegotiationRefused,
     PeerTerminated,
     QueueSettings,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from xkv_nvmeof.host_settings import DigestPolicy, NegotiationRefused, QueueSettings
+from xkv_nvmeof.digest import DigestPolicy
+from xkv_nvmeof.host_settings import NegotiationRefused, QueueSettings
 from xkv_nvmeof.pdu import (
+    DIGEST_FIELD,
     MAX_ALIGNMENT_DWORDS,
     R2T,
     C2HData,
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 _FLAGS: Final = 1
 _PFV: Final = 8
 _CPDA: Final = 10
-_DGST: Final = 11
 _MAXH2CDATA: Final = 12
 _DATAO: Final = 12
 _DATAL: Final = 16
@@ -71,7 +72,7 @@ def judge_setup(settings: QueueSettings, granted: ICResp) -> None:
         ("data", settings.data_digest, granted.data_digest),
     ):
         if grant and policy is DigestPolicy.OFF:
-            raise PeerViolation(f"{name} digest granted unasked", invalid, _DGST, header)
+            raise PeerViolation(f"{name} digest granted unasked", invalid, DIGEST_FIELD, header)
         if policy is DigestPolicy.REQUIRED and not grant:
             raise NegotiationRefused(f"the {name} digest is required and the controller does not grant it")
 

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
-
-class DigestPolicy(Enum):
-    """What the host wants of a digest; what is used is what the controller grants."""
-
-    REQUIRED = "required"
-    PREFERRED = "preferred"
-    OFF = "off"
+from xkv_nvmeof.digest import DigestPolicy
 
 
 class QueueFailure(Exception):  # noqa: N818

@@ -127,6 +127,10 @@ class TcpInitiator:
         """The namespace is (or will be) reached there: used from the next attempt, made at once while offline."""
         self._keeper.retarget(host, port)
 
+    def hurry(self) -> None:
+        """The controller is there again: connect at once, if offline."""
+        self._keeper.hurry()
+
     async def aclose(self) -> None:
         """End the association in order (shutdown notification) and release everything. Idempotent."""
         await self._keeper.aclose()

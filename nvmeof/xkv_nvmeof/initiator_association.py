@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from xkv_nvmeof import builders
 from xkv_nvmeof.blockdev import CommandFailed, DeviceError
 from xkv_nvmeof.host_command import NO_DEADLINE, Exchange, Outcome
-from xkv_nvmeof.host_settings import ConnectionLost, DeadlinePassed, QueueFailure, QueueSettings
+from xkv_nvmeof.host_settings import (
+    ConnectionLost,
+    DeadlinePassed,
+    PeerTerminated,
+    QueueFailure,
+    QueueSettings,
+)
 from xkv_nvmeof.identify import IdentifyController, IdentifyFormatError
 from xkv_nvmeof.initiator_admin import (
     AdminChannel,
@@ -23,7 +29,7 @@ from xkv_nvmeof.initiator_admin import (
 from xkv_nvmeof.initiator_connect import fabrics_connect
 from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
 from xkv_nvmeof.initiator_link import QueueLink
-from xkv_nvmeof.pdu import PeerViolation
+from xkv_nvmeof.pdu import DIGEST_FIELD, FatalStatus, PeerViolation
 from xkv_nvmeof.spec import (
     AsyncEventType,
     Cns,
@@ -122,7 +128,7 @@ class Association:
                 entropy=self.host.entropy,
             )
         except (PeerViolation, QueueFailure) as error:
-            raise ConnectFailed(f"initialising queue {qid}: {error}") from error
+            raise ConnectFailed(f"initialising queue {qid}: {error}{_hint(error)}") from error
         except ConnectFailed:
             link.close()
             raise
@@ -317,6 +323,16 @@ class Association:
             transfer_bytes=wanted if limit is None else min(limit, wanted),
         )
         return self.namespace
+
+
+def _hint(error: Exception) -> str:
+    if (
+        isinstance(error, PeerTerminated)
+        and error.fatal_status == FatalStatus.UNSUPPORTED_PARAMETER
+        and error.field_offset_bytes == DIGEST_FIELD
+    ):
+        return ": it requires a digest that this host does not ask for"
+    return ""
 
 
 def configuration(page_bytes: int, shutdown: ShutdownNotification = ShutdownNotification.NONE) -> int:

@@ -39,6 +39,10 @@ class NamespaceUnusable(ConnectFailed):
     """The namespace does not exist, is empty, or has a format that cannot be used."""
 
 
+class NamespaceShrunk(NamespaceUnusable):
+    """The namespace is smaller than when the device was opened, or has other blocks."""
+
+
 class DeviceBusy(DeviceError):  # noqa: N818
     """Too many calls wait already. The command was never sent: certainly not executed."""
 

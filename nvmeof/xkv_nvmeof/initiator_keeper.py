@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from xkv_nvmeof.blockdev import DeviceError, DeviceState
 from xkv_nvmeof.host_settings import ClosedByHost
-from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
-from xkv_nvmeof.initiator_open import check_identity, open_association
+from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectFailed, NamespaceUnusable
+from xkv_nvmeof.initiator_open import check_namespace, open_association
 from xkv_nvmeof.initiator_retry import Backoff, ReconnectLog
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Keeper:
         self.reason = "not connected yet"
         self.association: Association | None = None
         self.view: NamespaceView | None = None
+        self._opened: NamespaceView | None = None
         self.settles_at_ns = 0
         self.state_listeners: list[Callable[[DeviceState, str], None]] = []
         self.geometry_listeners: list[Callable[[Geometry, Geometry], None]] = []
@@ -79,6 +80,12 @@ class Keeper:
         self._hurry = True
         self._wake.set()
 
+    def hurry(self) -> None:
+        """Try to connect at once, if there is no association."""
+        if self.association is None:
+            self._hurry = True
+            self._wake.set()
+
     async def aclose(self) -> None:
         """Shut the controller down in order and end everything. Idempotent."""
         self._closing = True
@@ -115,6 +122,8 @@ class Keeper:
 
     def _see(self, view: NamespaceView) -> None:
         before, self.view = self.view, view
+        if self._opened is None:
+            self._opened = view
         if before is not None and before.geometry != view.geometry:
             _logger.info(
                 "namespace %d: %d bytes now, %d before",
@@ -161,13 +170,14 @@ class Keeper:
                         self._wake.clear()
             except TimeoutError:
                 self._hurry = False
-            expected = None if self.view is None else self.view.identity
             try:
-                association = await open_association(self._host, self.address, expected)
+                association = await open_association(self._host, self.address, self._opened)
             except ConnectFailed as error:
                 self.reason = str(error)
                 self._dispatcher.detach(self.reason)
                 self._log.failure(self.reason)
+                if isinstance(error, AuthenticationRefused):
+                    self._backoff.give_time()
                 continue
             self.counters.reconnects += 1
             self._look_again = False
@@ -177,8 +187,8 @@ class Keeper:
         """After a namespace event: grown, shrunk, gone, or back again."""
         try:
             view = await association.reread_namespace()
-            assert self.view is not None
-            check_identity(self.view.identity, view.identity)
+            assert self._opened is not None
+            check_namespace(self._opened, view)
         except (NamespaceUnusable, ConnectFailed) as error:
             if self.association is association:
                 # The association stays: it will tell when the namespace is there again.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from xkv_nvmeof.blockdev import CommandFailed, DeviceError
 from xkv_nvmeof.initiator_admin import ADMIN_QUEUE_ENTRIES, AdminChannel
 from xkv_nvmeof.initiator_association import NS_PER_MS, Association, Host, configuration
-from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectFailed, IdentityChanged
+from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectFailed, IdentityChanged, NamespaceShrunk
 from xkv_nvmeof.initiator_options import Negotiated
 from xkv_nvmeof.spec import (
     ASYNC_NAMESPACE_ATTRIBUTE,
@@ -22,6 +22,7 @@ from xkv_nvmeof.spec import (
 if TYPE_CHECKING:
     from xkv_nvmeof.blockdev import DeviceIdentity
     from xkv_nvmeof.identify import IdentifyController
+    from xkv_nvmeof.initiator_admin import NamespaceView
     from xkv_nvmeof.initiator_options import TargetAddress
 
 _READY_POLL_MIN_S: Final = 0.002
@@ -29,10 +30,8 @@ _READY_POLL_MAX_S: Final = 0.1
 _MIN_READY_WAIT_NS: Final = 500 * NS_PER_MS
 
 
-async def open_association(
-    host: Host, address: TargetAddress, expected: DeviceIdentity | None
-) -> Association:
-    """Make an association with the namespace at `address`; `expected` must be who answers, when given.
+async def open_association(host: Host, address: TargetAddress, opened: NamespaceView | None) -> Association:
+    """Make an association with the namespace at `address`, which must be the one that was `opened` at first, if any was.
 
     Raises:
         ConnectFailed: or a subclass; the message has the address, the step and the reason.
@@ -46,8 +45,8 @@ async def open_association(
         await _read_keep_alive(association)
         wanted = await _ask_for_queues(association)
         view = await association.look()
-        if expected is not None:
-            check_identity(expected, view.identity)
+        if opened is not None:
+            check_namespace(opened, view)
         if controller.async_events & ASYNC_NAMESPACE_ATTRIBUTE:
             await association.admin.set_feature(
                 FeatureId.ASYNC_EVENT_CONFIGURATION, ASYNC_NAMESPACE_ATTRIBUTE
@@ -115,6 +114,23 @@ def check_identity(expected: DeviceIdentity, found: DeviceIdentity) -> None:
         if before != now:
             texts = [value.hex() if isinstance(value, bytes) else str(value) for value in (before, now)]
             raise IdentityChanged(f"another namespace answers: {name} is {texts[1]}, it was {texts[0]}")
+
+
+def check_namespace(opened: NamespaceView, found: NamespaceView) -> None:
+    """Compare the namespace with what it was when the device was opened: it may have grown, and nothing else.
+
+    Raises:
+        IdentityChanged: it is another one.
+        NamespaceShrunk: it is smaller, or has other blocks.
+    """
+    check_identity(opened.identity, found.identity)
+    before, now = opened.geometry, found.geometry
+    if now.block_bytes != before.block_bytes:
+        raise NamespaceShrunk(f"blocks of {now.block_bytes} bytes, {before.block_bytes} when it was opened")
+    if now.block_count < before.block_count:
+        raise NamespaceShrunk(
+            f"it shrank to {now.size_bytes} bytes, from {before.size_bytes} when it was opened"
+        )
 
 
 async def _read_keep_alive(association: Association) -> None:

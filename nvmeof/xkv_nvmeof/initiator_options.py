@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from xkv_nvmeof.host_settings import DigestPolicy
+from xkv_nvmeof.digest import DigestPolicy
 from xkv_nvmeof.spec import NQN_MAX_BYTES
 
 if TYPE_CHECKING:

@@ -25,6 +25,10 @@ class Backoff:
         """The last attempt succeeded."""
         self._next_ms = self._min_ms
 
+    def give_time(self) -> None:
+        """Only a person can mend what is wrong: wait as long as ever before the next attempt."""
+        self._next_ms = self._max_ms
+
     def next_s(self) -> float:
         """Return the delay before the next attempt, in seconds."""
         whole_ms = self._next_ms

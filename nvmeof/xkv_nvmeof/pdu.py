@@ -71,6 +71,8 @@ HEADER_BYTES: Final[dict[PduType, int]] = {
     PduType.R2T: 24,
 }
 
+DIGEST_FIELD: Final = 11
+"""Place of DGST in ICReq and ICResp."""
 _DIGESTS: Final = int(PduFlag.HDGST | PduFlag.DDGST)
 ALLOWED_FLAGS: Final[dict[PduType, int]] = {
     PduType.IC_REQ: 0,

@@ -1,8 +1,9 @@
-"""What an IP address is, the same on every Python: their own answers about mapped addresses differ."""
+"""Addresses: what an IP address is, the same on every Python, whose own answers about mapped ones differ; and SPDK's."""
 
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import dataclass
 
 
 def is_loopback(ip: str) -> bool:
@@ -15,3 +16,17 @@ def is_loopback(ip: str) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped.is_loopback
     return address.is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class SpdkAddress:
+    """Where a target takes orders: a Unix socket's path, or an IP address with a port."""
+
+    host: str
+    port: int | None = None
+
+    def __str__(self) -> str:
+        """Return it as the configuration writes it."""
+        if self.port is None:
+            return self.host
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"

@@ -68,6 +68,8 @@ class Region:
                 connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 connection.settimeout(timeout_ms / 1000)
                 token = _exchange(connection, path, descriptor, size_bytes)
+                # With a time limit Python waits that long before it asks the kernel, whatever the flags say.
+                connection.setblocking(False)
             finally:
                 os.close(descriptor)
             undo.pop_all()
@@ -78,7 +80,7 @@ class Region:
         """Whether the gateway still has it: a gateway that went away has closed the connection."""
         try:
             # Nothing is ever sent on it, so that anything but "would block" is its end.
-            return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            return bool(self._connection.recv(1, socket.MSG_PEEK))
         except BlockingIOError:
             return True
         except OSError:

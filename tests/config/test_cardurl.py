@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from xkv_gateway.cardurl import SoftCardUrl, TcpCardUrl, parse_card_url
+from xkv_gateway.cardurl import (
+    CardUrl,
+    KernelCardUrl,
+    NodeCardUrl,
+    SoftCardUrl,
+    TcpCardUrl,
+    parse_card_url,
+)
 
 NQN = "nqn.2014-08.com.example:card0"
 
@@ -16,6 +23,12 @@ NQN = "nqn.2014-08.com.example:card0"
         (f"nvme+tcp://192.0.2.1:4421/{NQN}?nsid=7", TcpCardUrl("192.0.2.1", 4421, NQN, 7)),
         (f"nvme+tcp://[2001:db8::1]:4420/{NQN}?nsid=1", TcpCardUrl("2001:db8::1", 4420, NQN, 1)),
         (f"nvme+tcp://card.example/{NQN}?nsid=4294967294", TcpCardUrl("card.example", 4420, NQN, 0xFFFFFFFE)),
+        (f"kernel+tcp://192.0.2.1/{NQN}", KernelCardUrl("192.0.2.1", 4420, NQN, 1)),
+        (
+            f"kernel+tcp://192.0.2.1:4421/{NQN}?uuid={'0a' * 16}&nsid=2&nguid={'0b' * 16}",
+            KernelCardUrl("192.0.2.1", 4421, NQN, 2, b"\x0b" * 16, b"\x0a" * 16),
+        ),
+        ("/dev/disk/by-id/nvme-card", NodeCardUrl(Path("/dev/disk/by-id/nvme-card"))),
         ("soft:/tmp/card.img?size=16GiB", SoftCardUrl(Path("/tmp/card.img"), 16 << 30)),
         ("soft:/tmp/card.img", SoftCardUrl(Path("/tmp/card.img"), None)),
         ("soft:card.img?size=5GB", None),
@@ -23,7 +36,7 @@ NQN = "nqn.2014-08.com.example:card0"
         ("soft:c.img?size=134217728", SoftCardUrl(Path("c.img"), 128 << 20)),
     ],
 )
-def test_a_card_url_names_its_parts(text: str, url: SoftCardUrl | TcpCardUrl | None) -> None:
+def test_a_card_url_names_its_parts(text: str, url: CardUrl | None) -> None:
     if url is None:  # 5GB is no multiple of the block size
         with pytest.raises(ValueError, match=r"size: must be .* multiple"):
             parse_card_url(text)
@@ -39,8 +52,12 @@ def test_a_card_url_names_its_parts(text: str, url: SoftCardUrl | TcpCardUrl | N
         ("card.img", "scheme"),
         ("http://127.0.0.1/", "scheme"),
         (f"NVME+TCP://127.0.0.1/{NQN}", "scheme"),
-        ("kernel+tcp://127.0.0.1:4420/" + NQN, "not there yet"),
-        ("/dev/disk/by-id/nvme-card", "not there yet"),
+        ("kernel+tcp:///" + NQN, "address is missing"),
+        (f"kernel+tcp://127.0.0.1/{NQN}?nguid=1", "nguid"),
+        (f"kernel+tcp://127.0.0.1/{NQN}?uuid={'0' * 32}", "uuid"),
+        (f"nvme+tcp://127.0.0.1/{NQN}?nguid={'1' * 32}", "'nguid'"),
+        ("/dev/", "no device"),
+        ("/etc/card", "scheme"),
         ("soft:", "path"),
         ("soft://tmp/card.img", "path"),
         ("soft:?size=1GiB", "path"),

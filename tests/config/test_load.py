@@ -107,7 +107,7 @@ def test_sizes_are_read_with_units_from_file_and_environment(tmp_path: Path) -> 
         ("[control]\nsocket = 5", ["control.socket", "text"]),
         ("[card]\nau = 5000", ["card.au", "power of two"]),
         ("[card]\nau = '5 XB'", ["card.au", "not a size"]),
-        ("[card]\nurl = 'kernel+tcp://a'", ["card.url", "not there yet"]),
+        ("[card]\nurl = 'kernel+tcp://a'", ["card.url", "NQN"]),
         ("[card]\nurl = 'soft:x?size=1'", ["card.url", "size"]),
         ("[card]\ndurability = 'some'", ["card.durability", "'power' or 'process'"]),
         ("[card]\nmax_objects = 0", ["card.max_objects", "at least 1"]),

@@ -55,7 +55,7 @@ WRONG_SETTINGS: list[tuple[tuple[str, ...], dict[str, str], str]] = [
     ((), {"XKV_CONTROL__PRT": "1"}, "XKV_CONTROL__PRT"),
     ((), {"XKV_CARD__AU": "x"}, "card.au"),
     (("--port", "70000"), {}, "--port"),
-    (("--card", "kernel+tcp://127.0.0.1/nqn.2014-08.com.example:x"), {}, "not there yet"),
+    (("--card", "kernel+tcp://127.0.0.1/card0"), {}, "NQN"),
     (("--card", "soft:x?size=none"), {}, "size"),
     (("--frobnicate",), {}, "--frobnicate"),
 ]

@@ -9,6 +9,7 @@ from xkv_nvmeof import builders, digest
 from xkv_nvmeof.command import CompletionEntry, ConnectCommand, ConnectData, Sgl, SubmissionEntry
 from xkv_nvmeof.controller_card import Card
 from xkv_nvmeof.controller_types import (
+    AuthenticateCommand,
     CardConfig,
     DeallocateCommand,
     IoCommand,
@@ -267,6 +268,8 @@ class CardBench:
                 data[:] = self.blocks[command.offset_bytes : command.offset_bytes + command.length_bytes]
             case WriteCommand():
                 self.blocks[command.offset_bytes : command.offset_bytes + len(command.data)] = command.data
+            case AuthenticateCommand():
+                command.run()
             case WriteZeroesCommand():
                 self._zero(command.byte_range.offset_bytes, command.byte_range.length_bytes)
             case DeallocateCommand():

@@ -49,6 +49,12 @@ class CardProcess:
     def address(self) -> TargetAddress:
         return TargetAddress(self.ready["host"], self.ready["port"], self.ready["nqn"])
 
+    def tell(self, line: str) -> None:
+        """Write a line to its stdin."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """End it; returns the exit code and its log."""
         self.process.send_signal(number)

@@ -21,6 +21,7 @@ from tests.nvmeof.card_bench import (
 from xkv_nvmeof import builders
 from xkv_nvmeof.controller_states import CONNECTION_TABLE, CONTROLLER_TABLE, ConnectionState, ControllerPhase
 from xkv_nvmeof.controller_types import SETUP_DEADLINE_NS, ShutdownCommand
+from xkv_nvmeof.digest import DigestPolicy
 from xkv_nvmeof.pdu import FatalStatus, ICReq, ICResp, encode
 from xkv_nvmeof.spec import (
     DISCOVERY_NQN,
@@ -266,11 +267,24 @@ def test_a_connection_without_connect_is_closed_in_time() -> None:
 def test_digests_are_granted_when_asked_for_and_offered(
     asked: tuple[bool, bool], offered: tuple[bool, bool]
 ) -> None:
-    bench = CardBench(make_config(header_digest=offered[0], data_digest=offered[1]))
+    header, data = (DigestPolicy.PREFERRED if one else DigestPolicy.OFF for one in offered)
+    bench = CardBench(make_config(header_digest=header, data_digest=data))
     host = bench.host(init=ICReq(3, *asked))
     assert host.wire.header_digest == (asked[0] and offered[0])
     assert host.wire.data_digest == (asked[1] and offered[1])
     assert host.connect().ok
+
+
+@pytest.mark.parametrize("name", ["header_digest", "data_digest"])
+def test_a_host_without_a_required_digest_is_refused(name: str) -> None:
+    bench = CardBench(make_config(**{name: DigestPolicy.REQUIRED}))
+    (term,) = (
+        RawHost(bench)
+        .init(ICReq(header_digest=name != "header_digest", data_digest=name != "data_digest"))
+        .terms
+    )
+    assert (term.fatal_status, term.field_offset_bytes) == (FatalStatus.UNSUPPORTED_PARAMETER, 11)
+    assert bench.host(init=ICReq(header_digest=True, data_digest=True)).connect().ok
 
 
 def test_an_unknown_pdu_format_version_ends_the_connection() -> None:

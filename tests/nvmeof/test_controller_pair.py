@@ -30,9 +30,10 @@ from xkv_nvmeof.command import (
     encode_ranges,
 )
 from xkv_nvmeof.controller_types import Sent
+from xkv_nvmeof.digest import DigestPolicy
 from xkv_nvmeof.host import HostQueue
 from xkv_nvmeof.host_command import Exchange, Outcome
-from xkv_nvmeof.host_settings import DigestPolicy, QueueSettings
+from xkv_nvmeof.host_settings import QueueSettings
 from xkv_nvmeof.host_states import QueueState
 from xkv_nvmeof.spec import Register, Status
 

@@ -9,13 +9,13 @@ import pytest
 
 from xkv_nvmeof import builders
 from xkv_nvmeof.command import ConnectCommand, Sgl, SubmissionEntry
+from xkv_nvmeof.digest import DigestPolicy
 from xkv_nvmeof.framing import FrameReader, controller_limits
 from xkv_nvmeof.host import HostQueue
 from xkv_nvmeof.host_command import CommandSlots, Exchange, Outcome
 from xkv_nvmeof.host_settings import (
     ClosedByHost,
     DeadlinePassed,
-    DigestPolicy,
     NegotiationRefused,
     QueueSettings,
 )

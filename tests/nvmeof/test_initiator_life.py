@@ -213,12 +213,12 @@ async def test_growth_shrink_removal_and_return_are_all_noticed() -> None:
         sizes: list[tuple[int, int]] = []
         device.add_geometry_listener(lambda before, now: sizes.append((before.block_count, now.block_count)))
         first = target.size_blocks
-        for blocks in (first * 2, first * 3, first // 2):
+        for blocks in (first * 2, first * 3, first):
             target.size_blocks = blocks
             await target.until(lambda: bool(target.connection_of(0).event_cids))
             target.connection_of(0).namespace_event()
             await states.until(lambda blocks=blocks: device.geometry.block_count == blocks)  # type: ignore[misc]
-        assert sizes == [(first, first * 2), (first * 2, first * 3), (first * 3, first // 2)]
+        assert sizes == [(first, first * 2), (first * 2, first * 3), (first * 3, first)]
         logs = [
             entry
             for qid, entry in target.seen.commands
@@ -226,17 +226,66 @@ async def test_growth_shrink_removal_and_return_are_all_noticed() -> None:
         ]
         assert [entry.cdw10 & 0xFF for entry in logs] == [4, 4, 4]
         assert states.seen == []
-        target.size_blocks = 0
         await target.until(lambda: bool(target.connection_of(0).event_cids))
-        target.connection_of(0).namespace_event()
-        await states.until(lambda: device.state is DeviceState.OFFLINE)
+        assert [len(conn.event_cids) for conn in target.connections if conn.qid == 0] == [1]
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "does not exist"), (0.5, "shrank")],
+    ids=["removed", "smaller than when it was opened"],
+)
+async def test_a_namespace_that_is_gone_or_too_small_is_offline_until_it_is_back(
+    share: float, text: str
+) -> None:
+    async with connected() as (target, device):
+        states = States(device)
+        first = target.size_blocks
+
+        async def becomes(blocks: int, state: DeviceState) -> None:
+            target.size_blocks = blocks
+            await target.until(lambda: bool(target.connection_of(0).event_cids))
+            target.connection_of(0).namespace_event()
+            await states.until(lambda: device.state is state)
+
+        await becomes(int(first * share), DeviceState.OFFLINE)
         before = len(target.seen.commands)
-        with pytest.raises(DeviceOffline, match="does not exist"):
+        with pytest.raises(DeviceOffline, match=text):
             await device.read_into(0, [memoryview(bytearray(BLOCK))])
         assert len(target.seen.commands) == before
-        target.size_blocks = first
-        await target.until(lambda: bool(target.connection_of(0).event_cids))
-        target.connection_of(0).namespace_event()
-        await states.until(lambda: device.state is DeviceState.ONLINE)
+        assert device.geometry.block_count == first
+        await becomes(first, DeviceState.ONLINE)
         await device.read_into(0, [memoryview(bytearray(BLOCK))])
         assert device.counters.reconnects == 0
+
+
+async def test_a_namespace_that_returns_as_another_one_stays_offline() -> None:
+    async with connected() as (target, device):
+        states = States(device)
+        first, uuid = target.size_blocks, target.script.uuid
+        for blocks, found, state in (
+            (0, uuid, DeviceState.OFFLINE),
+            (first, b"\x77" * 16, DeviceState.OFFLINE),
+            (first, uuid, DeviceState.ONLINE),
+        ):
+            target.size_blocks, target.script.uuid = blocks, found
+            await target.until(lambda: bool(target.connection_of(0).event_cids))
+            target.connection_of(0).namespace_event()
+            if found != uuid:
+                await eventually(lambda: "another namespace answers: uuid" in device.reason)
+            await states.until(lambda state=state: device.state is state)  # type: ignore[misc]
+        assert len(states.seen) == 2
+
+
+async def test_a_namespace_that_shrank_while_it_was_away_stays_offline_until_it_is_as_large_again() -> None:
+    async with connected() as (target, device):
+        states = States(device)
+        first = target.size_blocks
+        target.size_blocks = first - 1
+        for connection in list(target.connections):
+            connection.drop()
+        await eventually(lambda: "shrank" in device.reason)
+        assert device.state is DeviceState.OFFLINE
+        target.size_blocks = first + 1
+        await states.until(lambda: device.state is DeviceState.ONLINE)
+        assert device.geometry.block_count == first + 1

@@ -38,7 +38,7 @@ from xkv_rpc.messages import (
 from xkv_rpc.server import Call, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from xkv_rpc.doors import Door, Doorkeeper
     from xkv_rpc.regions import RegionServer
@@ -152,7 +152,11 @@ class Served:
         async def call() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(HANG_S)
+        return self.await_(call())
+
+    def await_(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the server's loop and wait for its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(HANG_S)
 
 
 @contextlib.contextmanager

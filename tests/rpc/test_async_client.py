@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
 from zmq.utils.garbage import gc as zero_copy
 
-from tests.rpc.harness import LEASE, DictService, serving, wait_until
+from tests.rpc.harness import HANG_S, LEASE, DictService, serving, wait_until
 from tests.rpc.test_client import FakeGateway, unused_endpoint
 from xkv_rpc.client import AsyncClient
 from xkv_rpc.errors import (
@@ -18,6 +19,7 @@ from xkv_rpc.errors import (
     CallTimeoutError,
     CircuitOpenError,
     ClientClosedError,
+    ConnectionLostError,
     ConnectionResetByClientError,
     ErrorCode,
     GatewayUnavailableError,
@@ -153,6 +155,30 @@ def test_the_circuit_closes_when_the_gateway_is_back(run: Any, tmp_path: Path) -
                     await client.ping()
 
     run(work())
+
+
+def test_what_a_gateway_said_last_is_heard_though_the_connection_ended_before_anybody_looked(
+    run: Any,
+) -> None:
+    async def work(gateway: FakeGateway) -> None:
+        async with AsyncClient(gateway.endpoint, PATIENT) as client:
+            calls = [asyncio.ensure_future(client.delete("", b"", [b"k"])) for _ in range(9)]
+            taken = [await asyncio.to_thread(gateway.take) for _ in calls]
+            # From here on the loop stands still until the end of the connection has arrived behind the replies.
+            assert client._dealer is not None
+            client._dealer.events()
+            for number, (peer, request) in enumerate(taken[:8]):  # the last one is never answered
+                gateway.answer(peer, id=request["id"], deleted=number)
+            gateway.socket.close(20_000)
+            gateway.context.term()
+            readable, _, _ = select.select([client._dealer.filenos()[1]], [], [], HANG_S)
+            assert readable
+            assert await asyncio.gather(*calls[:8]) == list(range(8))
+            with pytest.raises(ConnectionLostError):
+                await calls[8]
+
+    with FakeGateway() as gateway:
+        run(work(gateway))
 
 
 def test_a_cancelled_store_takes_its_payload_back(run: Any) -> None:

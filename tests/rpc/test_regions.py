@@ -191,6 +191,7 @@ async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
 
 async def test_a_second_message_ends_the_region(server: RegionServer) -> None:
     region = await asyncio.to_thread(Region.attach, server.path, MIB)
+    region._connection.settimeout(HANG_S)
     region._connection.send(msgpack.packb(ATTACH))
     answer = msgpack.unpackb(await asyncio.to_thread(region._connection.recv, 4096))
     assert answer["ok"] is False
@@ -297,3 +298,11 @@ async def test_a_gateway_without_regions_says_so() -> None:
         with pytest.raises(RegionRefusedError):
             await client.attach_region(MIB)
     await control.aclose()
+
+
+async def test_whether_a_region_is_attached_is_known_at_once(server: RegionServer) -> None:
+    region = await asyncio.to_thread(Region.attach, server.path, MIB, timeout_ms=3_600_000)
+    async with asyncio.timeout(HANG_S):
+        assert await asyncio.to_thread(lambda: region.attached)
+    region.close()
+    await until(lambda: len(server) == 0)

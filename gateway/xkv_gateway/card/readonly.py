@@ -57,6 +57,10 @@ class ReadOnly:
         """See `BlockDevice`."""
         self._device.add_state_listener(listener)
 
+    def add_geometry_listener(self, listener: Callable[[Geometry, Geometry], None]) -> None:
+        """Call `listener` when the namespace has grown or shrunk."""
+        self._device.add_geometry_listener(listener)
+
     async def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
         """See `BlockDevice`."""
         await self._device.read_into(offset_bytes, buffers)

@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "salt": "xkv_gateway.cli.salt",
     "replay": "xkv_gateway.replay.command",
     "card": "xkv_gateway.cli.card",
+    "target": "xkv_gateway.cli.target",
     "config": "xkv_gateway.cli.config",
     "keys": "xkv_gateway.cli.keys",
     "systemd": "xkv_gateway.cli.systemd",

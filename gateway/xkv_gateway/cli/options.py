@@ -32,7 +32,10 @@ class Flag:
 
 FLAGS: Final = {
     "card": Flag(
-        "--card", ("card", "url"), "URL", "nvme+tcp://ADDR:4420/NQN?nsid=1 or soft:PATH?size=16GiB."
+        "--card",
+        ("card", "url"),
+        "URL",
+        "nvme+tcp://ADDR:4420/NQN?nsid=1, kernel+tcp://..., /dev/... or soft:PATH?size=16GiB.",
     ),
     "bind_address": Flag(
         "--bind-address", ("control", "bind_address"), "ADDRESS", "Address of the control port."

@@ -29,8 +29,8 @@ class CardConfig(Section):
 
     url: Annotated[str, AfterValidator(_card_url)] | None = Field(
         default=None,
-        description="How the card is reached: nvme+tcp://ADDR:4420/NQN?nsid=1, or soft:PATH?size=16GiB (a file, for"
-        " development and small set-ups). Default: a soft card of 16 GiB in the state directory, smaller"
+        description="How the card is reached: nvme+tcp://ADDR:4420/NQN?nsid=1, kernel+tcp://... (the same, connected by"
+        " Linux), /dev/... (a block device), or soft:PATH?size=16GiB (a file, for development and small set-ups). Default: a soft card of 16 GiB in the state directory, smaller"
         " where the disk has no room for that.",
         examples=["nvme+tcp://192.0.2.10:4420/nqn.2014-08.com.example:card0?nsid=1"],
     )

@@ -94,8 +94,7 @@ async def open_attached(
     Raises:
         CardUnavailableError: the card may not, or cannot, be opened.
     """
-    soft, negotiated = attached.soft_card is not None, attached.device.negotiated
-    keep_alive_ms = config.nvme.keep_alive_ms if negotiated is None else negotiated.keep_alive_ms
+    soft, keep_alive_ms = attached.soft_card is not None, attached.keep_alive_ms(config.nvme.keep_alive_ms)
     options = OpenOptions(
         owner=owner_of(identity, keep_alive_ms, config.control.limits.lease_ms),
         limits_of=lambda layout: engine_limits(config, layout),

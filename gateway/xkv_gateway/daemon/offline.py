@@ -22,6 +22,7 @@ from xkv_gateway.daemon.card import engine_limits, owner_of
 from xkv_gateway.errors import CardUnavailableError
 from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.target.attach import attach, initiator_options
+from xkv_gateway.target.hostkeys import read_host_keys
 from xkv_nvmeof.blockdev import DeviceError
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ async def _card_at(
     door: Door, *, read_only: bool
 ) -> AsyncIterator[tuple[AttachedCard, BlockDevice, CardBlocks]]:
     """Attach the card for the time of the block, and turn what goes wrong there into what a person reads."""
-    options = initiator_options(door.config.nvme, door.identity)
+    keys = read_host_keys(door.config.fabric, credentials=None)
+    options = initiator_options(door.config.nvme, door.identity, keys)
     storage = StorageNetworks(door.config.fabric.networks)
     attached = await attach(
         door.url, options, storage, clock=door.clock, entropy=door.entropy, read_only=read_only
@@ -244,8 +246,7 @@ def _first_copy(sight: Sight) -> int:
 
 async def _owned(door: Door, attached: AttachedCard, blocks: CardBlocks, before: Superblock) -> Superblock:
     """Return the superblock with which this command is the owner."""
-    negotiated = attached.device.negotiated
-    keep_alive_ms = door.config.nvme.keep_alive_ms if negotiated is None else negotiated.keep_alive_ms
+    keep_alive_ms = attached.keep_alive_ms(door.config.nvme.keep_alive_ms)
     beat_epoch = await ownership.heartbeat_epoch(blocks, before.stamp.card_uuid)
     return ownership.owned(
         before,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from xkv_gateway import __version__
 from xkv_gateway.card.session import Phase
-from xkv_gateway.cardurl import TcpCardUrl
+from xkv_gateway.cardurl import KernelCardUrl, TcpCardUrl
 from xkv_gateway.service.status import (
     DAMAGE_LINES_MAX,
     AddressStatus,
@@ -22,7 +22,7 @@ from xkv_gateway.service.status import (
     Status,
     UsageStatus,
 )
-from xkv_nvmeof.blockdev import DeviceState
+from xkv_nvmeof.blockdev import DeviceState, Geometry
 from xkv_rpc.messages import CardInfo, CardState, HelloReply, TargetInfo
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Reporter:
         self._card_since_ns = self._started_ns
         self.draining = False
         attached.device.add_state_listener(self._on_state)
+        attached.device.add_geometry_listener(self._on_geometry)
 
     def _on_state(self, state: DeviceState, reason: str) -> None:
         self._card_since_ns = self._clock()
@@ -77,6 +78,15 @@ class Reporter:
             "the card is %s: %s",
             state.value,
             reason,
+        )
+
+    @staticmethod
+    def _on_geometry(before: Geometry, now: Geometry) -> None:
+        """A namespace that shrank below what it was is offline: its state says so."""
+        log.warning(
+            "the namespace of the card has %d bytes now, %d before; what it grew by is used after a new format",
+            now.size_bytes,
+            before.size_bytes,
         )
 
     def hello(self) -> HelloReply:
@@ -93,7 +103,9 @@ class Reporter:
             limits=self._limits,
             features=["region"],
             regions=self._addresses.regions,
-            target=TargetInfo(url.nqn, url.nsid, [url.address]) if isinstance(url, TcpCardUrl) else None,
+            target=TargetInfo(url.nqn, url.nsid, [url.address])
+            if isinstance(url, TcpCardUrl | KernelCardUrl)
+            else None,
         )
 
     def status(self) -> Status:
@@ -132,7 +144,6 @@ class Reporter:
     def _card(self) -> CardStatus:
         device, soft_card = self._attached.device, self._attached.soft_card
         geometry, identity = device.geometry, device.identity
-        negotiated = device.negotiated
         facts = None if soft_card is None else soft_card.facts
         return CardStatus(
             url=str(self._attached.url),
@@ -148,7 +159,7 @@ class Reporter:
             uuid=str(uuid.UUID(bytes=identity.uuid)),
             model=identity.model,
             serial=identity.serial,
-            connection={} if negotiated is None else asdict(negotiated),
+            connection=self._attached.connection,
             soft_card=None if facts is None else SoftCardStatus(facts.pid, facts.restarts),
             run=self._run(),
             recovery=self._recovery(),

@@ -35,6 +35,7 @@ from xkv_gateway.service.meter import Meter
 from xkv_gateway.service.metrics import AdminSources
 from xkv_gateway.state import HostIdentity, configured_identity, lock_state_dir
 from xkv_gateway.target.attach import AttachedCard, attach, initiator_options
+from xkv_gateway.target.hostkeys import read_host_keys
 from xkv_gateway.target.softcard import default_size
 from xkv_nvmeof.blockdev import DeviceError
 from xkv_rpc.messages import Limits
@@ -157,7 +158,8 @@ class Daemon:
         return self._join(ports, attached, session, store)
 
     async def _attach(self, identity: HostIdentity, undo: AsyncExitStack) -> AttachedCard:
-        options = initiator_options(self._config.nvme, identity)
+        keys = read_host_keys(self._config.fabric, self._credentials)
+        options = initiator_options(self._config.nvme, identity, keys)
         attached = await attach(
             self._card_url(), options, self._storage, clock=self._clock, entropy=self._entropy
         )

@@ -132,6 +132,8 @@ class HostAuthentication:
         try:
             self._expect(MessageId.SUCCESS1, data)
             success = Success1.from_bytes(data)
+            if success.response and not self._expected:
+                raise MessageError("a response that nobody asked for")  # noqa: TRY301 - one way for all refusals
         except MessageError as error:
             raise self._broken(error) from None
         if not self._expected:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.controller_types import (
+    AuthenticateCommand,
     DeallocateCommand,
     FlushCommand,
     IoCommand,
@@ -56,6 +57,8 @@ class Executor:
             case FlushCommand() | ShutdownCommand():
                 self._flush_waiters.append(done)
                 self._start_flush()
+            case AuthenticateCommand():
+                self._in_thread(command.run, done)
             case WriteZeroesCommand():
                 self._in_thread(lambda: self._zero_all(command), done)
             case DeallocateCommand():

@@ -21,7 +21,7 @@ import ctypes
 import errno
 import fcntl
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -244,6 +244,31 @@ class Store:
         for at in range(0, length_bytes, _ZERO_STEP_BYTES):
             step = min(_ZERO_STEP_BYTES, length_bytes - at)
             self.write(offset_bytes + at, zeroes[:step], durable=False)
+
+    def resize(self, size_bytes: int) -> None:
+        """Make the namespace larger (what is new reads as zeroes) or smaller (what is beyond the end is lost).
+
+        The new trailer is durable before the old one goes, so that a kill leaves a card of one of the two sizes.
+
+        Raises:
+            StoreError: the size is no positive multiple of a block.
+            OSError: the file system says no; the size is what it was.
+        """
+        before = self.identity
+        if size_bytes <= 0 or size_bytes % before.block_bytes:
+            raise StoreError(f"the size, {size_bytes} bytes, is no positive multiple of {before.block_bytes}")
+        now = replace(before, size_bytes=size_bytes)
+        if not self.may_wait:  # in memory, without a trailer
+            os.ftruncate(self._fd, size_bytes)
+        elif size_bytes > before.size_bytes:
+            os.pwrite(self._fd, now.to_bytes(), size_bytes)
+            os.fsync(self._fd)
+            self.zero(before.size_bytes, min(TRAILER_BYTES, size_bytes - before.size_bytes))
+        elif size_bytes < before.size_bytes:
+            os.pwrite(self._fd, now.to_bytes(), size_bytes)
+            os.fsync(self._fd)
+            os.ftruncate(self._fd, size_bytes + TRAILER_BYTES)
+        self.identity = now
 
     def used_bytes(self) -> int:
         """Room that the blocks take now."""

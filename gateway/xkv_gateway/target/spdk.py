@@ -1,0 +1,146 @@
+"""Looks at an SPDK target, and makes it what it shall be."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from xkv_gateway.errors import TargetError, TargetRefusedError
+from xkv_gateway.target import actual as read
+from xkv_gateway.target.actual import ActualTarget, UnreadableAnswerError
+from xkv_gateway.target.plan import plan
+from xkv_rpc.spdk import SpdkClient, SpdkError, SpdkRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_gateway.target.desired import DesiredTarget
+    from xkv_gateway.target.plan import Plan, Step
+
+log = logging.getLogger(__name__)
+
+START_METHOD: Final = "framework_start_init"
+INIT_TIMEOUT_MS: Final = 30_000
+"""A target that loads a configuration of its own opens its socket before."""
+STEP_TIMEOUT_MS: Final = 30_000
+"""Attaching an SSD and making a store take seconds."""
+ROUNDS_MAX: Final = 12
+"""Looks and plans of one application: each round brings the target further, or it fails."""
+
+
+async def look(client: SpdkClient) -> ActualTarget:
+    """Return the target as it is.
+
+    Raises:
+        TargetError: it cannot be reached, does not answer or cannot be understood.
+    """
+    try:
+        return await _look(client)
+    except (SpdkError, UnreadableAnswerError) as error:
+        raise TargetError(
+            f"the SPDK target at {client.address}: {error}",
+            advice="Does it run, and is target.rpc where it takes orders (nvmf_tgt -r)?",
+        ) from None
+
+
+async def _look(client: SpdkClient) -> ActualTarget:
+    methods = await client.call("rpc_get_methods", {"current": True})
+    reactors = await client.call("framework_get_reactors") if "framework_get_reactors" in methods else None
+    version = read.read_version(await client.call("spdk_get_version"))
+    if START_METHOD in methods:
+        return ActualTarget(read.read_pid(reactors), version, started=False)
+    await client.call("framework_wait_init", timeout_ms=INIT_TIMEOUT_MS)
+    if reactors is None:
+        reactors = await client.call("framework_get_reactors")
+    saved = await client.call("framework_get_config", {"name": "nvmf"})
+    return ActualTarget(
+        pid=read.read_pid(reactors),
+        version=version,
+        transport=read.read_transport(await client.call("nvmf_get_transports")),
+        startup=read.read_startup(saved),
+        keys=read.read_keys(await client.call("keyring_get_keys")),
+        bdevs=read.read_bdevs(await client.call("bdev_get_bdevs")),
+        stores=read.read_stores(await client.call("bdev_lvol_get_lvstores")),
+        subsystems=read.read_subsystems(await client.call("nvmf_get_subsystems"), saved),
+    )
+
+
+async def pid_of(client: SpdkClient) -> int | None:
+    """Return the process id of the target. Raises SpdkError."""
+    return read.read_pid(await client.call("framework_get_reactors"))
+
+
+async def apply(
+    client: SpdkClient,
+    desired: DesiredTarget,
+    *,
+    may_erase: bool = False,
+    on_step: Callable[[Step], None] | None = None,
+) -> tuple[Step, ...]:
+    """Make the target what it shall be; return the steps that were taken.
+
+    Before each round it is looked at anew, so that it does not matter how far an earlier attempt came.
+
+    Args:
+        client: the target.
+        desired: how it shall be.
+        may_erase: whether steps may give up what is on a device.
+        on_step: told of each step before it is taken.
+
+    Raises:
+        TargetRefusedError: it would lose something, or is somebody else's: nothing (more) was done.
+        TargetError: a step failed, or the target went away. What was done stays; applying again goes on.
+    """
+    taken: list[Step] = []
+    for _ in range(ROUNDS_MAX):
+        coming = plan(desired, await look(client))
+        if coming.refusals:
+            raise TargetRefusedError(coming.refusals[0], advice="; ".join(coming.refusals[1:]))
+        if not coming.steps:
+            return tuple(taken)
+        _judge(coming, taken, may_erase=may_erase)
+        for step in coming.steps:
+            if on_step is not None:
+                on_step(step)
+            await take(client, step)
+            taken.append(step)
+            if step.look:
+                break
+    raise TargetError(f"after {ROUNDS_MAX} rounds the target is still not as it shall be")
+
+
+def _judge(coming: Plan, taken: list[Step], *, may_erase: bool) -> None:
+    for step in coming.steps:
+        if step.erases and not may_erase:
+            raise TargetRefusedError(
+                f"{step.why}: only when asked for",
+                advice="`xkv-gateway target apply --format-store` does it. What is on that device is lost.",
+            )
+        if step in taken:
+            raise TargetError(f"{step.method} was done, and had no effect ({step.why})")
+
+
+async def take(client: SpdkClient, step: Step) -> Any:
+    """Take one step. Raises TargetError."""
+    try:
+        return await client.call(step.method, step.params, timeout_ms=STEP_TIMEOUT_MS)
+    except SpdkRefusedError as error:
+        raise TargetError(f"the target refused to {step.why}: {error}", advice=_advice(step)) from None
+    except SpdkError as error:
+        raise TargetError(f"while it was to {step.why}: {error}") from None
+
+
+_ADVICE: Final = {
+    "keyring_file_add_key": "The file must exist where the target runs, belong to its user, and have mode 0600.",
+    "bdev_aio_create": "The file must exist where the target runs: `truncate -s SIZE FILE` makes an empty one.",
+    "bdev_uring_create": "The file must exist where the target runs: `truncate -s SIZE FILE` makes an empty one.",
+    "bdev_malloc_create": "Has the target so much memory (huge pages, or nvmf_tgt -s)?",
+    "bdev_nvme_attach_controller": "Is the SSD bound to vfio-pci (SPDK's setup.sh), and used by nothing else?",
+    "nvmf_subsystem_add_listener": "Is it an address of the target's machine, and the port free?",
+    "bdev_lvol_create": "Has the store room for it?",
+    "bdev_lvol_resize": "Has the store room for it?",
+}
+
+
+def _advice(step: Step) -> str:
+    return _ADVICE.get(step.method, "The target's own log says more.")

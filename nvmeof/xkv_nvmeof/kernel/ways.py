@@ -1,0 +1,307 @@
+"""How Linux gets to a namespace: by a connection that it is told to make, or by a device that somebody else attached.
+
+What is connected is told by sysfs alone, before and after each attempt: exit codes and messages of nvme-cli say neither
+whether a connection is there nor whose it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from xkv_nvmeof.blockdev import DeviceIdentity, Geometry
+from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
+from xkv_nvmeof.kernel import sysfs
+from xkv_nvmeof.kernel.file import BlockFile, NotABlockDevice
+from xkv_nvmeof.kernel.link import FabricLink
+from xkv_nvmeof.kernel.view import Subsystem, Wanted, namespace_of, subsystem_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_nvmeof.initiator_options import InitiatorOptions, TargetAddress
+    from xkv_nvmeof.kernel.tool import NvmeTool
+
+log = logging.getLogger(__name__)
+
+DEV: Final = Path("/dev")
+TRANSFER_BYTES_MAX: Final = 1 << 20
+FOREVER_MS: Final = 600_000
+"""Taken for "for ever", where whoever attached a device lets Linux keep commands without an end."""
+
+
+@dataclass(slots=True)
+class Opened:
+    """An open namespace."""
+
+    file: BlockFile
+    block: Path
+    """Its folder in sysfs."""
+    identity: DeviceIdentity
+    geometry: Geometry
+    nvme: bool
+    late_ms: int
+    """How long after its sender is gone a command may still be executed, keep-alive time of the target included."""
+    facts: dict[str, object] = field(default_factory=dict)
+    """For status displays."""
+    root: Path = sysfs.SYSFS
+
+
+class Way(Protocol):
+    """A way to a namespace."""
+
+    async def open(self, expected: DeviceIdentity | None) -> Opened:
+        """Get there and open it. Raises ConnectFailed, and leaves nothing half made."""
+        ...
+
+    async def leave(self) -> None:
+        """Undo what `open` did, and nothing that others did."""
+        ...
+
+
+class FabricWay:
+    """A connection to a controller over TCP; made here unless it is there."""
+
+    def __init__(
+        self,
+        address: TargetAddress,
+        options: InitiatorOptions,
+        tool: NvmeTool,
+        wanted: Wanted,
+        *,
+        read_only: bool,
+    ) -> None:
+        self._address = address
+        self._options = options
+        self._wanted = wanted
+        self._read_only = read_only
+        self._link = FabricLink(options, tool)
+
+    async def open(self, expected: DeviceIdentity | None) -> Opened:
+        """Connect, wait for the namespace, open it.
+
+        Raises:
+            ConnectFailed: or a subclass.
+        """
+        wanted = _pinned(self._wanted, expected)
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_ms / 1000):
+                traddr = await _resolve(self._address, self._options.admits)
+        except TimeoutError:
+            raise ConnectFailed(f"{self._address.host}: its address could not be found in time") from None
+        controller, namespace = await self._link.up(traddr, self._address.port, wanted)
+        try:
+            if self._link.ours:
+                _tune(namespace.node, controller, self._options)
+            opened = _open(DEV / namespace.node, namespace.node, read_only=self._read_only)
+        except BaseException:
+            await self._link.down()
+            raise
+        opened.facts["controller"] = controller
+        opened.facts["connected by us"] = self._link.ours
+        return opened
+
+    async def leave(self) -> None:
+        """Disconnect what was connected here, if it still is that."""
+        await self._link.down()
+
+
+class NodeWay:
+    """A block device that is there. After it was away it is found by its identity, where that says more than its path."""
+
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        self._path = path
+        self._read_only = read_only
+
+    async def open(self, expected: DeviceIdentity | None) -> Opened:
+        """Open it.
+
+        Raises:
+            ConnectFailed: or a subclass.
+        """
+        if expected is not None and expected.nqn:
+            wanted = _pinned(Wanted(expected.nqn, expected.nsid), expected)
+            namespace = namespace_of(sysfs.read_view(), wanted)
+            if namespace is None:
+                raise ConnectFailed(
+                    f"namespace {expected.nsid} of {expected.nqn} is not attached to this host"
+                )
+            return _open(DEV / namespace.node, namespace.node, read_only=self._read_only)
+        return _open(self._path, None, read_only=self._read_only)
+
+    async def leave(self) -> None:
+        """Leave it attached: somebody else did that."""
+
+
+def _pinned(wanted: Wanted, expected: DeviceIdentity | None) -> Wanted:
+    """Return what is wanted, with the ids that are known by now."""
+    if expected is None:
+        return wanted
+    return Wanted(wanted.nqn, wanted.nsid, expected.nguid, expected.uuid)
+
+
+async def _resolve(address: TargetAddress, admits: Callable[[str], bool] | None) -> str:
+    """Return the numeric address: nvme-cli does not know names in all its versions."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        )
+    except OSError as error:
+        raise ConnectFailed(f"{address.host}: {error.strerror or error}") from error
+    for entry in found:
+        if admits is None or admits(str(entry[4][0])):
+            return str(entry[4][0])
+    raise ConnectFailed(f"{found[0][4][0]} is no address where a card may be")
+
+
+def _open(path: Path, node: str | None, *, read_only: bool) -> Opened:
+    """Open a node and tell what it is; `node` is the name in sysfs that it has to have.
+
+    Raises:
+        NamespaceUnusable: it is something else, is in use, or cannot be used whole.
+    """
+    try:
+        number = path.stat().st_rdev if node is None else _number_of(path, node)
+        if not stat.S_ISBLK(path.stat().st_mode):
+            raise NamespaceUnusable(f"{path} is no block device")
+        block = sysfs.block_folder(number)
+        if block is None:
+            raise NamespaceUnusable(f"{path}: Linux does not know this block device (any more)")
+        queue = sysfs.queue_of(block)
+        _judge(path, queue, read_only=read_only)
+        file = BlockFile.open_node(path, number, read_only=read_only)
+    except NotABlockDevice as error:
+        raise NamespaceUnusable(str(error)) from None
+    except OSError as error:
+        raise NamespaceUnusable(f"{path}: {_explained(error)}") from error
+    return describe(file, block, queue)
+
+
+def _number_of(path: Path, node: str) -> int:
+    """Return the device number of a name in sysfs, which the node under /dev has to have."""
+    major, _, minor = sysfs.text_of(sysfs.SYSFS / "block" / node / "dev").partition(":")
+    if not (major.isdecimal() and minor.isdecimal()):
+        raise NamespaceUnusable(f"{path}: Linux does not know {node} any more")
+    return os.makedev(int(major), int(minor))
+
+
+def _judge(path: Path, queue: sysfs.Queue, *, read_only: bool) -> None:
+    if queue.partition:
+        raise NamespaceUnusable(f"{path} is a partition: a card is a whole device")
+    if queue.partitions and not read_only:
+        raise NamespaceUnusable(f"{path} is partitioned ({', '.join(queue.partitions)})")
+    if queue.read_only and not read_only:
+        raise NamespaceUnusable(f"{path} is read-only")
+    if not queue.size_bytes or queue.block_bytes not in (512, 4096):
+        raise NamespaceUnusable(
+            f"{path}: {queue.size_bytes} bytes in blocks of {queue.block_bytes} cannot be used"
+        )
+
+
+def _explained(error: OSError) -> str:
+    match error.errno:
+        case errno.EBUSY:
+            return "in use on this host: mounted, part of another device, or opened by another gateway"
+        case errno.EACCES | errno.EPERM:
+            return (
+                "this user may not open it: give the device to the user's group, and let the service see it"
+            )
+        case _:
+            return error.strerror or str(error)
+
+
+def describe(file: BlockFile, block: Path, queue: sysfs.Queue) -> Opened:
+    """Return what an open block device is."""
+    subsystem, nvme = _subsystem_of(block), (block / "nsid").exists()
+    nguid, own_uuid = sysfs.namespace_ids(block) if nvme else (bytes(16), sysfs.foreign_id(block))
+    identity = DeviceIdentity(
+        nqn="" if subsystem is None else subsystem.nqn,
+        nsid=sysfs.number_of(block / "nsid", 1),
+        nguid=nguid,
+        uuid=own_uuid,
+        serial="" if subsystem is None else subsystem.serial,
+        model=sysfs.text_of(block / "device" / "model") if subsystem is None else subsystem.model,
+    )
+    late_ms = _late_ms(subsystem, queue)
+    facts: dict[str, object] = {
+        "node": block.name,
+        "controllers": [one.name for one in subsystem.controllers] if subsystem else [],
+        "io_timeout_ms": queue.io_timeout_ms,
+        "late_ms": late_ms,
+    }
+    return Opened(file, block, identity, geometry_of(queue), nvme, late_ms, facts)
+
+
+def geometry_of(queue: sysfs.Queue) -> Geometry:
+    """Return the geometry that Linux tells."""
+    transfer = min(queue.transfer_bytes_max or TRANSFER_BYTES_MAX, TRANSFER_BYTES_MAX)
+    return Geometry(
+        block_bytes=queue.block_bytes,
+        block_count=queue.size_bytes // queue.block_bytes,
+        volatile_write_cache=queue.volatile_write_cache,
+        can_deallocate=queue.discard_bytes_max > 0,
+        # Linux does not say whether discarded blocks read as zeroes.
+        deallocate_zeroes=False,
+        can_write_zeroes=queue.write_zeroes_bytes_max > 0,
+        preferred_io_bytes=max(queue.block_bytes, transfer // queue.block_bytes * queue.block_bytes),
+    )
+
+
+def _subsystem_of(block: Path) -> Subsystem | None:
+    """Return the NVMe subsystem that a block device belongs to."""
+    view = sysfs.read_view()
+    return next((one for one in view if block.name in {each.node for each in one.namespaces}), None)
+
+
+def is_live(opened: Opened) -> tuple[bool, str]:
+    """Tell whether commands get to the namespace, and why not."""
+    if not (opened.block / "size").exists():
+        return False, "the device is gone"
+    if not opened.identity.nqn:
+        return True, "attached"
+    subsystem = subsystem_of(sysfs.read_view(opened.root), opened.identity.nqn)
+    if subsystem is None or not subsystem.controllers:
+        return False, "no controller leads to the namespace"
+    if subsystem.live:
+        return True, "connected"
+    states = ", ".join(f"{one.name} is {one.state or 'gone'}" for one in subsystem.controllers)
+    return False, f"no controller is live: {states}"
+
+
+def _late_ms(subsystem: Subsystem | None, queue: sysfs.Queue) -> int:
+    """Return how long Linux may keep a command and send it again, and the target hold it, once its sender is gone.
+
+    A command waits for its answer, then for a controller that is away; what was sent last is over when the keep-alive time of the
+    controller has passed.
+    """
+    late_ms = queue.io_timeout_ms
+    for one in () if subsystem is None else subsystem.controllers:
+        folder = sysfs.SYSFS / "class" / "nvme" / one.name
+        kept_ms = 0 if one.transport == "pcie" else sysfs.loss_ms(folder)
+        if kept_ms is None:
+            log.warning(
+                "%s: Linux keeps commands for ever while the controller is away; set ctrl_loss_tmo", one.name
+            )
+            kept_ms = FOREVER_MS
+        late_ms = max(late_ms, queue.io_timeout_ms + kept_ms + 1000 * sysfs.number_of(folder / "kato"))
+    return late_ms
+
+
+def _tune(node: str, controller: str, options: InitiatorOptions) -> None:
+    """Tell Linux how long commands may take, and how long they wait for a controller that is away: nvme-cli has no flag for it."""
+    fail_after_s = max(1, options.keep_alive_ms // 2000)
+    for path, value in (
+        (sysfs.SYSFS / "block" / node / "queue" / "io_timeout", options.command_timeout_ms),
+        (sysfs.SYSFS / "class" / "nvme" / controller / "fast_io_fail_tmo", fail_after_s),
+    ):
+        try:
+            path.write_text(f"{value}\n", encoding="ascii")
+        except OSError as error:
+            log.warning("%s of %s stays as it is: %s", path.name, controller, error.strerror)
