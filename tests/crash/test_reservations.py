@@ -193,7 +193,7 @@ def test_a_write_that_is_refused_ends_the_run_and_nothing_more_is_acknowledged(w
             await asyncio.sleep(0.1)
             assert not deleting.done()
             deleting.cancel()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
         assert isinstance(first.task.exception(), CardLost)
         assert "another gateway reserved the card" in str(first.task.exception())
         assert not first.store.online

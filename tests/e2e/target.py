@@ -16,11 +16,21 @@ if TYPE_CHECKING:
 
 
 @contextlib.asynccontextmanager
-async def target(file: Path, size: str | None = "256MiB") -> AsyncIterator[str]:
+async def target(file: Path, size: str | None = "256MiB", *, reservations: bool = True) -> AsyncIterator[str]:
     """Serve the file at an address that the kernel chooses: yields its URL."""
     sized = () if size is None else ("--size", size)
+    features = () if reservations else ("--no-reservations",)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "xkv_nvmeof.softcard", "--file", str(file), *sized, "--exit-with-stdin"),
+        *(
+            sys.executable,
+            "-m",
+            "xkv_nvmeof.softcard",
+            "--file",
+            str(file),
+            *sized,
+            *features,
+            "--exit-with-stdin",
+        ),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

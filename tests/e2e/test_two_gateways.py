@@ -28,10 +28,16 @@ KEYS = [bytes([number]) * 32 for number in range(8)]
 PAYLOADS = [bytes([number]) * 70_000 for number in range(8)]
 
 
+@pytest.fixture(params=[True, False], ids=["reservations", "none"])
+def reservations(request: pytest.FixtureRequest) -> bool:
+    """Whether the card can be reserved."""
+    return bool(request.param)
+
+
 @pytest.fixture
-async def card(home: Path) -> AsyncIterator[str]:
+async def card(home: Path, reservations: bool) -> AsyncIterator[str]:
     """A formatted card, as a URL."""
-    async with target(home / "card.img") as url:
+    async with target(home / "card.img", reservations=reservations) as url:
         formatted = await run(
             home, "card", "format", url, "--label", "shared", "--state-dir", str(home / "op")
         )
@@ -103,6 +109,27 @@ async def test_a_takeover_ends_the_first_before_it_acknowledges_anything_more_an
             assert await second.end() == ExitCode.OK
 
 
+@pytest.mark.parametrize("reservations", [True], indirect=True)
+async def test_after_a_kill_the_gateway_of_another_host_has_the_card_at_once_where_it_can_be_reserved(
+    home: Path, card: str
+) -> None:
+    longer = {**SHORT, "XKV_NVME__KEEP_ALIVE_MS": "30000"}
+    async with serving(home / "first", "--card", card, card=None, **longer) as first:
+        async with client_of(first) as client:
+            assert set(await client.store("", b"", KEYS, PAYLOADS)) == {"stored"}
+        assert (await first.status())["card"]["run"]["reservation"] == "held"
+        await first.end(signal.SIGKILL)
+    async with serving(home / "second", "--card", card, card=None, **SHORT) as second:
+        assert (await second.status())["card"]["state"] == "online"
+        assert (await second.status())["card"]["run"]["reservation"] == "held"
+        async with client_of(second) as client:
+            loaded = await client.load("", b"", KEYS)
+            assert [bytes(payload or b"") for payload in loaded.payloads] == PAYLOADS
+            assert await client.store("", b"", [b"new"], [b"bytes"]) == ["stored"]
+        assert await second.end() == ExitCode.OK
+
+
+@pytest.mark.parametrize("reservations", [False], indirect=True)
 async def test_after_a_kill_the_next_gateway_serves_lookups_at_once_and_writes_when_it_is_safe(
     home: Path, card: str
 ) -> None:

@@ -39,7 +39,7 @@ STATUS = Status(
         serial="1",
         connection={"io_queues": 2},
         soft_card=SoftCardStatus(pid=43, restarts=1),
-        run=RunStatus("00" * 16, "label", 5, "owned", 0.0),
+        run=RunStatus("00" * 16, "label", 5, "owned", 0.0, "held"),
         recovery=RecoveryStatus(7, 6, 2, 8192, 0.25, 1, ["checkpoint A: damaged"]),
         journal=JournalStatus(1 << 20, 4096, 3, 12288, 2, 7, 500),
     ),

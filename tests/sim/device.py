@@ -39,7 +39,7 @@ from xkv_nvmeof.blockdev import (
     OutcomeUnknown,
     ReservationConflict,
 )
-from xkv_nvmeof.spec import IoOpcode
+from xkv_nvmeof.spec import IoOpcode, Status
 
 if TYPE_CHECKING:
     import random
@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 
     from tests.sim.loop import SimLoop
 
-GENERIC_STATUS: Final = 0
-INTERNAL_ERROR: Final = 0x06
-"""NVMe base 2.0, figure 94: Internal Error."""
-LBA_OUT_OF_RANGE: Final = 0x80
 COMMANDS_MAX: Final = 10_000
 """Commands in flight, at most: more is a caller without a bound."""
 
@@ -124,6 +120,9 @@ class SimDevice:
 
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
         self._listeners.append(listener)
+
+    def add_geometry_listener(self, listener: Callable[[Geometry, Geometry], None]) -> None:
+        """It never changes."""
 
     # --- the contract: commands -----------------------------------------------------------------------------
 
@@ -231,8 +230,8 @@ class SimDevice:
         if offset_bytes + length_bytes > self.medium.size_bytes:
             raise CommandFailed(
                 "beyond the end",
-                status_code_type=GENERIC_STATUS,
-                status_code=LBA_OUT_OF_RANGE,
+                status_code_type=Status.LBA_OUT_OF_RANGE.code_type,
+                status_code=Status.LBA_OUT_OF_RANGE.code,
                 do_not_retry=True,
             )
         return length_bytes > 0
@@ -327,7 +326,7 @@ class SimDevice:
         self._counters.errors += 1
         future.set_exception(
             CommandFailed(
-                "simulated", status_code_type=GENERIC_STATUS, status_code=INTERNAL_ERROR, do_not_retry=False
+                "simulated", status_code_type=0, status_code=Status.INTERNAL_ERROR, do_not_retry=False
             )
         )
 

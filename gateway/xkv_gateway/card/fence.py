@@ -42,6 +42,10 @@ CHECK_AGE_MAX_NS: Final = 2_000_000_000
 """Nothing is served on an older look at the superblock."""
 
 
+NAME_LOOKS_MAX: Final = 10
+"""So often the loser of a reservation looks for the name of who has it."""
+
+
 class CardLost(Exception):  # noqa: N818
     """The card is not ours any more. The message says whose it is, or what became of it."""
 
@@ -147,9 +151,13 @@ class Fence:
         try:
             await reservation.hold()
         except CardLost as lost:
-            # Who took it has written its name into the superblock, or is about to.
-            with suppress(DeviceError, BadChecksum):
-                self.lost = await self._judge(self._copy)
+            # Who took it writes its name into the superblock next. Nothing is served meanwhile.
+            for _ in range(NAME_LOOKS_MAX):
+                with suppress(DeviceError, BadChecksum):
+                    self.lost = await self._judge(self._copy)
+                if self.lost is not None:
+                    break
+                await asyncio.sleep(RETRY_DELAY_S)
             self.lost = self.lost or str(lost)
             raise CardLost(self.lost) from lost
 

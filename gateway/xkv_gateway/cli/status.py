@@ -174,9 +174,14 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
         yield title.capitalize(), rows or [("nothing yet", "")]
 
 
+_RESERVED = {"held": ", reserved", "lost": ", not reserved", "unsupported": ""}
+"""What is said of the reservation of a card that can be reserved."""
+
+
 def _card_name(run: dict[str, Any]) -> str:
     label = f"{run['label']!r}, " if run["label"] else ""
-    return f"{label}{run['card_uuid']}, epoch {run['epoch']}, {run['phase']}"
+    reserved = _RESERVED[run["reservation"]]
+    return f"{label}{run['card_uuid']}, epoch {run['epoch']}, {run['phase']}{reserved}"
 
 
 def _recovery(facts: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.layout import plan
 from xkv_gateway.card.opening import in_use, refusal_of
 from xkv_gateway.card.readonly import ReadOnly
+from xkv_gateway.card.reservation import reserve
 from xkv_gateway.card.sight import Kind, anybody_beats, look, objects_in_checkpoint, owner_lives
 from xkv_gateway.card.structure import RUN_ID_BYTES
 from xkv_gateway.cardurl import SoftCardUrl
@@ -160,21 +161,44 @@ async def format_card(
             describe=describe,
             identity=device.identity,
         )
-        if not soft:
-            await _settle(door, attached, blocks, sight)
-        ours = _superblock_to_follow(sight)
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            return await ownership.format_card(
-                blocks,
-                layout,
-                ownership.facts_of(device),
-                label=wish.label,
-                # Beyond those that `_settle` wrote.
-                sequence=1 if ours is None else 2 + ours.sequence,
-                wall_ns=door.wall_clock(),
-                entropy=door.entropy,
-                first_copy=None if ours is None else _first_copy(sight),
-            )
+        async with _reserved(door, device, insist=takeover) as run:
+            if not soft:
+                await _settle(door, attached, blocks, sight, run)
+            ours = _superblock_to_follow(sight)
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                return await ownership.format_card(
+                    blocks,
+                    layout,
+                    ownership.facts_of(device),
+                    label=wish.label,
+                    # Beyond those that `_settle` wrote.
+                    sequence=1 if ours is None else 2 + ours.sequence,
+                    wall_ns=door.wall_clock(),
+                    entropy=door.entropy,
+                    first_copy=None if ours is None else _first_copy(sight),
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """This command, as an owner of the card."""
+
+    run_id: bytes
+    reservation_key: int
+
+
+@contextlib.asynccontextmanager
+async def _reserved(door: Door, device: BlockDevice, *, insist: bool) -> AsyncIterator[_Run]:
+    """Have the card reserved for the time of the block, where its controller has reservations."""
+    run_id = door.entropy(RUN_ID_BYTES)
+    reservation, _ = await reserve(device.reservations, run_id, insist=insist)
+    if reservation is None:
+        yield _Run(run_id, 0)
+        return
+    try:
+        yield _Run(run_id, reservation.key)
+    finally:
+        await reservation.give_up()
 
 
 def _superblock_to_follow(sight: Sight) -> Superblock | None:
@@ -215,7 +239,7 @@ async def _require_free(
         )
 
 
-async def _settle(door: Door, attached: AttachedCard, blocks: CardBlocks, sight: Sight) -> None:
+async def _settle(door: Door, attached: AttachedCard, blocks: CardBlocks, sight: Sight, run: _Run) -> None:
     """Wait until nobody can write to the card any more but us; an owner that lives is told, and stops."""
     if sight.kind in {Kind.BLANK, Kind.STRANGER}:
         return
@@ -224,7 +248,7 @@ async def _settle(door: Door, attached: AttachedCard, blocks: CardBlocks, sight:
         # Also where nobody is to be told: who opens the card should this command die waits for its last writes.
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             await ownership.write_both(
-                blocks, await _owned(door, attached, blocks, before), first_copy=_first_copy(sight)
+                blocks, await _owned(door, attached, blocks, before, run), first_copy=_first_copy(sight)
             )
     if sight.clean:
         return
@@ -244,7 +268,9 @@ def _first_copy(sight: Sight) -> int:
     return ownership.repair_first(sight.chosen)
 
 
-async def _owned(door: Door, attached: AttachedCard, blocks: CardBlocks, before: Superblock) -> Superblock:
+async def _owned(
+    door: Door, attached: AttachedCard, blocks: CardBlocks, before: Superblock, run: _Run
+) -> Superblock:
     """Return the superblock with which this command is the owner."""
     keep_alive_ms = attached.keep_alive_ms(door.config.nvme.keep_alive_ms)
     beat_epoch = await ownership.heartbeat_epoch(blocks, before.stamp.card_uuid)
@@ -252,8 +278,9 @@ async def _owned(door: Door, attached: AttachedCard, blocks: CardBlocks, before:
         before,
         owner_of(door.identity, keep_alive_ms, door.config.control.limits.lease_ms),
         epoch=1 + max(before.stamp.epoch, beat_epoch),
-        run_id=door.entropy(RUN_ID_BYTES),
+        run_id=run.run_id,
         wall_ns=door.wall_clock(),
+        reservation_key=run.reservation_key,
     )
 
 
@@ -304,13 +331,14 @@ async def adopt(door: Door, seen: Superblock) -> Superblock:
                 raise in_use(seen)
             await _wait(door, seen.keep_alive_ms)
         facts = ownership.facts_of(device)
-        ours = replace(
-            await _owned(door, attached, blocks, seen),
-            nguid=facts.nguid,
-            namespace_uuid=facts.uuid,
-            # Nothing was written but this: what was complete is complete.
-            clean=sight.clean,
-        )
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            await ownership.write_both(blocks, ours, first_copy=_first_copy(sight))
-        return ours
+        async with _reserved(door, device, insist=False) as run:
+            ours = replace(
+                await _owned(door, attached, blocks, seen, run),
+                nguid=facts.nguid,
+                namespace_uuid=facts.uuid,
+                # Nothing was written but this: what was complete is complete.
+                clean=sight.clean,
+            )
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await ownership.write_both(blocks, ours, first_copy=_first_copy(sight))
+            return ours

@@ -184,7 +184,14 @@ class Reporter:
             epoch=superblock.stamp.epoch,
             phase=self._session.phase.value,
             writes_in_s=self._writes_in_s(),
+            reservation=self._reservation(),
         )
+
+    def _reservation(self) -> str:
+        reservation = self._session.reservation
+        if reservation is None:
+            return "unsupported"
+        return "held" if reservation.held else "lost"
 
     def _recovery(self) -> RecoveryStatus:
         recovery = self._session.recovery

@@ -32,6 +32,8 @@ class RunStatus:
     """`recovering`: lookups and loads are served, writes not yet; `owned`: everything is; `closed`: nothing any more."""
     writes_in_s: float
     """While recovering: when the run before certainly cannot write any more, so that writes begin."""
+    reservation: str
+    """`held`: the target keeps all other hosts from writing; `lost`: not now; `unsupported`: it cannot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ def _config(options: Options, store: Store) -> CardConfig:
         header_digest=options.header_digest,
         data_digest=options.data_digest,
         authentication=options.authentication,
+        reservations=options.reservations,
     )
 
 
@@ -201,6 +202,11 @@ _DIGEST: Final = click.Choice([policy.value for policy in DigestPolicy])
     help="File (0600) with the key with which the card proves itself to hosts that ask for it.",
 )
 @click.option(
+    "--no-reservations",
+    is_flag=True,
+    help="Be a card that cannot be reserved, as one that is only read is in any case.",
+)
+@click.option(
     "--header-digest", type=_DIGEST, default="preferred", show_default=True, help="CRC32C of headers."
 )
 @click.option(
@@ -240,6 +246,7 @@ def _checked(given: dict[str, Any]) -> Options:
         allowed_hosts=frozenset(given["allow_host"]) or None,
         exit_with_stdin=given["exit_with_stdin"],
         read_only=given["read_only"],
+        reservations=not (given["no_reservations"] or given["read_only"]),
         authentication=read_keys(given["dhchap_key_file"], given["dhchap_ctrl_key_file"]),
         header_digest=DigestPolicy(given["header_digest"]),
         data_digest=DigestPolicy(given["data_digest"]),

@@ -36,6 +36,7 @@ class Options:
     allowed_hosts: frozenset[str] | None
     exit_with_stdin: bool
     read_only: bool
+    reservations: bool
     authentication: ControllerKeys | None
     header_digest: DigestPolicy
     data_digest: DigestPolicy
