@@ -52,6 +52,8 @@ async def _look(client: SpdkClient) -> ActualTarget:
     await client.call("framework_wait_init", timeout_ms=INIT_TIMEOUT_MS)
     if reactors is None:
         reactors = await client.call("framework_get_reactors")
+    # A store that is on a bdev shows by itself, after a moment.
+    await client.call("bdev_wait_for_examine", timeout_ms=INIT_TIMEOUT_MS)
     saved = await client.call("framework_get_config", {"name": "nvmf"})
     return ActualTarget(
         pid=read.read_pid(reactors),
