@@ -145,6 +145,14 @@ class ModelSpdk:
             self._show_store(name, self.stores_on[filename])
         return name
 
+    def _show_store(self, base: str, store: dict[str, Any]) -> None:
+        store["base"] = base
+        self.bdevs[base]["claimed"] = True
+        for name, size in store["volumes"].items():
+            self.add_bdev(
+                f"uuid-of-{name}", "Logical Volume", size, 4096, aliases=[f"{store['name']}/{name}"]
+            )
+
     def _bdev_aio_create(
         self, name: str, filename: str, block_size: int, uuid: str | None = None, fallocate: bool = False
     ) -> str:
@@ -199,14 +207,6 @@ class ModelVolumes(ModelSpdk):
                 return store
         raise RpcFault(-19, "No such device")
 
-    def _show_store(self, base: str, store: dict[str, Any]) -> None:
-        store["base"] = base
-        self.bdevs[base]["claimed"] = True
-        for name, size in store["volumes"].items():
-            self.add_bdev(
-                f"uuid-of-{name}", "Logical Volume", size, 4096, aliases=[f"{store['name']}/{name}"]
-            )
-
     def _bdev_lvol_create_lvstore(self, bdev_name: str, lvs_name: str, cluster_sz: int) -> str:
         bdev = self._bdev(bdev_name)
         specific = bdev["driver_specific"]
@@ -251,7 +251,9 @@ class ModelVolumes(ModelSpdk):
     # --- subsystems ---------------------------------------------------------------------------------------------
 
     def _nvmf_get_subsystems(self) -> list[Params]:
-        shown = [{"nqn": "nqn.2014-08.org.nvmexpress.discovery", "subtype": "Discovery", "hosts": []}]
+        shown: list[Params] = [
+            {"nqn": "nqn.2014-08.org.nvmexpress.discovery", "subtype": "Discovery", "hosts": []}
+        ]
         for subsystem in self.subsystems.values():
             hosts = [{k: v for k, v in host.items() if k != "psk"} for host in subsystem["hosts"].values()]
             addresses = [listener["listen_address"] for listener in subsystem["listeners"]]

@@ -176,9 +176,9 @@ def _volume(draft: Draft, volume: Volume, base: ActualBdev) -> bool:
     clusters = store.cluster_bytes or volume.cluster_bytes
     rounded = -(-volume.size_bytes // clusters) * clusters
     if found.size_bytes is None or found.size_bytes > rounded:
-        draft.refusals.append(
-            f"the volume {volume.alias} has {_size(found.size_bytes)}: making it {_size(volume.size_bytes)} would give up what"
-            " is beyond"
+        draft.remarks.append(
+            f"the volume {volume.alias} has {_size(found.size_bytes)} and stays so: making it {_size(volume.size_bytes)} would"
+            " give up what is beyond"
         )
     elif found.size_bytes < rounded:
         draft.step(
