@@ -30,6 +30,7 @@ PARTS: Final = {
     "tenants": "bench.tenants",
     "isolation": "bench.isolation",
     "scrape": "bench.scrape",
+    "connector": "bench.connector",
 }
 
 FAILURES: Final = (BenchError, DeviceError, XkvRpcError, OSError)

@@ -30,6 +30,8 @@ _NS_PER_MS: Final = 1_000_000
 KEYS_MAX: Final = 4096
 """Keys of one request to the gateway."""
 THREADS: Final = 2
+QUEUE_MAX: Final = 16
+"""Questions under way, once a step has waited as long as it may; further ones are asked in later steps."""
 BACKOFF_MIN_NS: Final = 100 * _NS_PER_MS
 BACKOFF_MAX_NS: Final = 5000 * _NS_PER_MS
 
@@ -102,12 +104,22 @@ class Lookups:
         # Answers that nobody waits for any more come in their own thread.
         self._breaker_lock = threading.Lock()
         self._breaker = Breaker(backoff_min_ns=BACKOFF_MIN_NS, backoff_max_ns=BACKOFF_MAX_NS)
+        self._under_way: list[Future[Found]] = []
+        self._crowded = False
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="xkv-lookup")
 
     @property
     def available(self) -> bool:
         """Whether the gateway answered when it was last asked."""
         return self._breaker.state is BreakerState.CLOSED
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the gateway is slow and has enough to answer: do not ask more in this step."""
+        if not self._crowded and self._wait_left_ns <= 0 and len(self._under_way) >= QUEUE_MAX:
+            self._under_way = [asked for asked in self._under_way if not asked.done()]
+            self._crowded = len(self._under_way) >= QUEUE_MAX
+        return self._crowded
 
     def begin(
         self, scope: bytes, hashes: Sequence[bytes], computed_chunks: int, end: int
@@ -121,7 +133,11 @@ class Lookups:
         # Called while the engine's own list cannot change; the threads must not read it later.
         per_chunk = self._geometry.hashes_per_chunk
         mine = [hashes[(chunk + 1) * per_chunk - 1] for chunk in range(computed_chunks, end)]
-        return self._threads.submit(self._ask, scope, mine, computed_chunks)
+        asked = self._threads.submit(self._ask, scope, mine, computed_chunks)
+        if len(self._under_way) >= QUEUE_MAX:
+            self._under_way = [one for one in self._under_way if not one.done()]
+        self._under_way.append(asked)
+        return asked
 
     def wait(self, asked: Future[Found]) -> Found | None:
         """Get the answer; None: not yet, ask again in the next step."""
@@ -156,6 +172,7 @@ class Lookups:
     def step_ends(self) -> None:
         """The next step has its own time for waiting."""
         self._wait_left_ns = self._step_wait_ns
+        self._crowded = False
 
     def forget(self, asked: Future[Found]) -> None:
         """Nobody waits for this answer any more; what it leases is let go."""

@@ -36,8 +36,6 @@ STORE_PARAM: Final = "xkv_store"
 class _Answer:
     """What was found out for a request, as long as it holds."""
 
-    computed_tokens: int
-    hashes: int
     chunks: int
     until_ns: int
 
@@ -49,6 +47,8 @@ class _Entry:
     request: HostRequest
     tracked: Tracked
     asked: Future[Found] | None = None
+    asked_for: tuple[int, int] = (0, 0)
+    """Computed tokens and block hashes at that time: another question has another answer."""
     answer: _Answer | None = None
 
 
@@ -148,35 +148,45 @@ class SchedulerSide:
         first, end = chunks_wanted(self._geometry, request.num_tokens, computed_tokens, hashes)
         if first == end:
             return self._settle(entry, computed_tokens, 0)
-        answer = entry.answer
-        now_ns = self._clock()
-        if answer is not None:
-            same = answer.computed_tokens == computed_tokens and answer.hashes == hashes
-            if same and now_ns < answer.until_ns:
-                return self._settle(entry, computed_tokens, answer.chunks)
-            self._drop_answer(entry)
-        if entry.asked is None:
+        self._forget_other(entry, (computed_tokens, hashes))
+        if entry.answer is not None:
+            return self._settle(entry, computed_tokens, entry.answer.chunks)
+        if entry.asked is None and not self._lookups.crowded:
             entry.asked = self._lookups.begin(entry.tracked.scope, request.block_hashes, first, end)
+            entry.asked_for = (computed_tokens, hashes)
             if entry.asked is None:
                 self._stats.add("lookups_skipped")
                 return self._settle(entry, computed_tokens, 0)
             self._stats.add("lookups")
-        found = self._lookups.wait(entry.asked)
+        found = self._heard(entry)
         if found is None:
             return None, False
-        entry.asked = None
-        self._stats.time("lookup_seconds", (self._clock() - now_ns) / 1e9)
-        if not found.answered:
-            self._stats.add("lookups_failed")
-        self._remember(entry, found, computed_tokens, hashes, end)
+        lifetime_ns = self._settings.lease_ms * 1_000_000 // 3 if found.leases else MISS_MEMORY_NS
+        entry.answer = _Answer(found.chunks, self._clock() + lifetime_ns)
+        entry.tracked.leases = found.leases
         return self._settle(entry, computed_tokens, found.chunks)
 
-    def _remember(self, entry: _Entry, found: Found, computed_tokens: int, hashes: int, end: int) -> None:
-        # The prompt may have been cut differently while the question was under way: then it ends where it was asked to.
-        found_chunks = min(found.chunks, end)
-        lifetime_ns = self._settings.lease_ms * 1_000_000 // 3 if found.leases else MISS_MEMORY_NS
-        entry.answer = _Answer(computed_tokens, hashes, found_chunks, self._clock() + lifetime_ns)
-        entry.tracked.leases = found.leases
+    def _forget_other(self, entry: _Entry, question: tuple[int, int]) -> None:
+        """Let go of what was asked or answered about something else, or too long ago."""
+        if entry.asked is not None and entry.asked_for != question:
+            self._lookups.forget(entry.asked)
+            entry.asked = None
+        answer = entry.answer
+        if answer is not None and (entry.asked_for != question or self._clock() >= answer.until_ns):
+            self._drop_answer(entry)
+
+    def _heard(self, entry: _Entry) -> Found | None:
+        """Get the answer to what was asked; None: not yet."""
+        if entry.asked is None:
+            return None
+        began_ns = self._clock()
+        found = self._lookups.wait(entry.asked)
+        if found is not None:
+            entry.asked = None
+            self._stats.time("lookup_seconds", (self._clock() - began_ns) / 1e9)
+            if not found.answered:
+                self._stats.add("lookups_failed")
+        return found
 
     def _settle(self, entry: _Entry, computed_tokens: int, chunks: int) -> tuple[int, bool]:
         tokens = max(0, chunks * self._geometry.chunk_tokens - computed_tokens)
@@ -293,7 +303,10 @@ class SchedulerSide:
                 entry.answer = None
             if tracked.load_failed:
                 self._stats.add("loads_failed")
-                self._warn_once("load", "a load failed and its request is computed; further ones only count in loads_failed")
+                self._warn_once(
+                    "load",
+                    "a load failed and its request is computed; further ones only count in loads_failed",
+                )
                 # What was counted as stored may be what could not be read: store it again.
                 tracked.stored_chunks = 0
                 tracked.next_store_tokens = self._geometry.chunk_tokens

@@ -52,7 +52,7 @@ class Settings:
     """`async`: requests wait beside the running batch. `sync`: within the step (models with one cache group only)."""
     lookup_timeout_ms: int = 1000
     """How long a request waits for the answer to "do you hold this" before it goes on without."""
-    lookup_step_wait_ms: int = 3
+    lookup_step_wait_ms: int = 2
     """How long one scheduler step waits for such answers, all requests together."""
     load_timeout_ms: int = 10_000
     """How long a request waits for its bytes before it is computed instead."""

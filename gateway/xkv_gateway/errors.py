@@ -113,6 +113,10 @@ class TargetError(GatewayError):
     exit_code = ExitCode.TARGET
 
 
+class TargetAwayError(TargetError):
+    """The SPDK target cannot be reached, or does not answer."""
+
+
 class TargetRefusedError(TargetError):
     """It would lose somebody's bytes, or is somebody else's: nothing was done."""
 

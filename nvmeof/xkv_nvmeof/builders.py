@@ -88,15 +88,19 @@ def get_log_page(
     nsid: int = 0xFFFF_FFFF,
     offset_bytes: int = 0,
     retain: bool = False,
+    specific: int = 0,
 ) -> SubmissionEntry:
-    """Get Log Page; length and offset are multiples of 4 bytes (Base 5.16). `retain` leaves the event unread."""
+    """Get Log Page; length and offset are multiples of 4 bytes (Base 5.16).
+
+    `retain` leaves the event unread; `specific` is the log specific field.
+    """
     dwords = length_bytes // 4 - 1
     return SubmissionEntry(
         AdminOpcode.GET_LOG_PAGE,
         cid,
         nsid,
         Sgl.transport(length_bytes),
-        cdw10=int(page) | int(retain) << 15 | (dwords & 0xFFFF) << 16,
+        cdw10=int(page) | specific << 8 | int(retain) << 15 | (dwords & 0xFFFF) << 16,
         cdw11=dwords >> 16,
         cdw12=offset_bytes & 0xFFFF_FFFF,
         cdw13=offset_bytes >> 32,

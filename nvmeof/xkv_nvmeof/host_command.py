@@ -57,6 +57,8 @@ class Exchange:
     tries: int = 0
     may_be_short: bool = False
     """The controller may end the transfer before `receive_bytes`; `received_bytes` says where it did."""
+    moves: int = 0
+    """How often it went again by another association."""
 
     cid: int = -1
     outcome: Outcome = Outcome.PENDING
@@ -92,6 +94,12 @@ class Exchange:
         _CID.pack_into(self.sqe, _CID_FIELD, cid)
         if in_capsule:
             _SGL.pack_into(self.sqe, _SGL_FIELD, 0, self.send_bytes, SglType.IN_CAPSULE_OFFSET)
+
+    def move(self) -> None:
+        """Make it ready for another queue pair: whether its data goes in the capsule is judged anew there."""
+        self.moves += 1
+        if self.send_bytes:
+            _SGL.pack_into(self.sqe, _SGL_FIELD, 0, self.send_bytes, SglType.TRANSPORT_DATA_BLOCK)
 
     def abandon(self) -> None:
         """Never touch the `receive` buffers again; what still arrives for them is dropped."""

@@ -46,6 +46,10 @@ CONTROLLER_LAYOUT: Final = layout(
     (266, "H", "warning_temperature_kelvin"),
     (268, "H", "critical_temperature_kelvin"),
     (320, "H", "keep_alive_granularity"),
+    (342, "B", "access_transition_s"),
+    (343, "B", "access_capabilities"),
+    (344, "I", "access_group_max"),
+    (348, "I", "access_group_count"),
     (512, "B", "sq_entry_sizes"),
     (513, "B", "cq_entry_sizes"),
     (514, "H", "max_commands"),
@@ -82,6 +86,7 @@ NAMESPACE_LAYOUT: Final = layout(
     (68, "H", "preferred_deallocate_granularity"),
     (70, "H", "preferred_deallocate_alignment"),
     (72, "H", "optimal_write_blocks"),
+    (92, "I", "access_group"),
     (104, "16s", "nguid"),
     (120, "8s", "eui64"),
     (128, "256s", "formats"),
@@ -168,6 +173,12 @@ class IdentifyController(_Structure):
     critical_temperature_kelvin: int = 0
     keep_alive_granularity: int = 0
     """KAS, units of 100 ms."""
+    access_transition_s: int = 0
+    """ANATT."""
+    access_capabilities: int = 0
+    """ANACAP: bits 0 to 4 the states that are reported, bit 6 groups do not change while a namespace is attached."""
+    access_group_max: int = 0
+    access_group_count: int = 0
     sq_entry_sizes: int = 0x66
     cq_entry_sizes: int = 0x44
     max_commands: int = 0
@@ -230,6 +241,8 @@ class IdentifyNamespace(_Structure):
     preferred_deallocate_granularity: int = 0
     preferred_deallocate_alignment: int = 0
     optimal_write_blocks: int = 0
+    access_group: int = 0
+    """ANAGRPID; 0: asymmetric access is not reported."""
     nguid: bytes = bytes(16)
     eui64: bytes = bytes(8)
 

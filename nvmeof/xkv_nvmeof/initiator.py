@@ -2,11 +2,12 @@
 
 It connects once, and then keeps itself connected: when the association ends, everything in flight fails, every call is
 refused at once, and a new association is made from the admin queue up, with growing delays, until the same namespace
-answers again.
+answers again. With several addresses there is an association by each, and only the end of the last one is an end.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from xkv_nvmeof.blockdev import DeviceCounters, DeviceOffline, DeviceState
@@ -16,8 +17,9 @@ from xkv_nvmeof.initiator_calls import byte_views, deallocations, flushes, trans
 from xkv_nvmeof.initiator_dispatch import Dispatcher
 from xkv_nvmeof.initiator_errors import command_failed
 from xkv_nvmeof.initiator_keeper import Keeper
-from xkv_nvmeof.initiator_options import InitiatorOptions, Negotiated, TargetAddress
+from xkv_nvmeof.initiator_options import InitiatorOptions, Negotiated, PathStatus, TargetAddress
 from xkv_nvmeof.initiator_reservations import NamespaceReservations
+from xkv_nvmeof.multipath import PATHS_MAX
 from xkv_nvmeof.spec import IoOpcode, Status
 
 if TYPE_CHECKING:
@@ -39,12 +41,16 @@ class TcpInitiator:
         options: InitiatorOptions,
         clock: Callable[[], int],
         entropy: Callable[[int], bytes],
+        portals: Sequence[tuple[str, int]] = (),
     ) -> None:
+        addresses = [address, *(replace(address, host=host, port=port) for host, port in portals)]
+        if len(set(addresses)) < len(addresses) or len(addresses) > PATHS_MAX:
+            raise ValueError(f"a card has at most {PATHS_MAX} addresses, all different")
         self._nsid = address.nsid
         self._counters = DeviceCounters()
         self._dispatcher = Dispatcher(options, clock, self._counters)
         self._keeper = Keeper(
-            Host(options, clock, entropy), address, self._dispatcher, self._counters, entropy
+            Host(options, clock, entropy), addresses, self._dispatcher, self._counters, entropy
         )
         self._reservations = NamespaceReservations(self._dispatcher, address.nsid, options.host_id)
 
@@ -56,13 +62,22 @@ class TcpInitiator:
         *,
         clock: Callable[[], int],
         entropy: Callable[[int], bytes],
+        portals: Sequence[tuple[str, int]] = (),
     ) -> Self:
         """Connect and return the device, which keeps itself connected until `aclose`.
+
+        Args:
+            address: where the namespace is reached.
+            options: settings.
+            clock: monotonic, in nanoseconds.
+            entropy: random bytes.
+            portals: more hosts and ports at which controllers of the same subsystem offer the same namespace. All that are up
+                are used; the loss of one is nobody's error as long as there is another.
 
         Raises:
             ConnectFailed: or a subclass; the message says with which address, at which step and why.
         """
-        device = cls(address, options, clock, entropy)
+        device = cls(address, options, clock, entropy, portals)
         await device._keeper.start()
         return device
 
@@ -102,8 +117,13 @@ class TcpInitiator:
     @property
     def queues_granted(self) -> int:
         """I/O queues in use; 0 while offline."""
-        association = self._keeper.association
-        return 0 if association is None else len(association.links)
+        paths = self._keeper.paths
+        return sum(len(path.association.links) for path in paths if path.association is not None)
+
+    @property
+    def paths(self) -> list[PathStatus]:
+        """How each way to the card is, in the order of the addresses."""
+        return self._keeper.status()
 
     @property
     def settles_at_ns(self) -> int:

@@ -61,6 +61,8 @@ class NamespaceView:
     """Most ranges of one Dataset Management."""
     reservable: bool = False
     """Whether it can be reserved in the way of `Reservations`."""
+    access_group: int = 0
+    """Its group of asymmetric access at this controller; 0: not reported."""
 
 
 class AdminChannel:
@@ -102,9 +104,11 @@ class AdminChannel:
         answer = await self.run(builders.get_features(0, feature), f"Get Features {feature.name}")
         return answer.result & 0xFFFF_FFFF
 
-    async def log_page(self, page: int, length_bytes: int, offset_bytes: int = 0) -> memoryview:
+    async def log_page(
+        self, page: int, length_bytes: int, offset_bytes: int = 0, *, specific: int = 0
+    ) -> memoryview:
         """Return part of a log page; reading it re-arms the event that told of it."""
-        entry = builders.get_log_page(0, page, length_bytes, offset_bytes=offset_bytes)
+        entry = builders.get_log_page(0, page, length_bytes, offset_bytes=offset_bytes, specific=specific)
         return (await self.run(entry, f"Get Log Page {page:#04x}", length_bytes)).data
 
 
@@ -160,7 +164,7 @@ async def look_at_namespace(
         controller.nvm_commands & ONCS_RESERVATIONS
         and space.reservation_capabilities & type_bit(ReservationType.WRITE_EXCLUSIVE_REGISTRANTS_ONLY)
     )
-    return NamespaceView(geometry, identity, zeroes_blocks, ranges, reservable)
+    return NamespaceView(geometry, identity, zeroes_blocks, ranges, reservable, space.access_group)
 
 
 async def _io_limits(

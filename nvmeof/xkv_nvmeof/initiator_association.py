@@ -29,8 +29,17 @@ from xkv_nvmeof.initiator_admin import (
 from xkv_nvmeof.initiator_connect import fabrics_connect
 from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
 from xkv_nvmeof.initiator_link import QueueLink
+from xkv_nvmeof.logpages import (
+    ACCESS_GROUP_BYTES,
+    ACCESS_GROUPS_ONLY,
+    ACCESS_HEADER_BYTES,
+    LogFormatError,
+    decode_access_log,
+)
+from xkv_nvmeof.multipath import Access
 from xkv_nvmeof.pdu import DIGEST_FIELD, FatalStatus, PeerViolation
 from xkv_nvmeof.spec import (
+    MULTIPATH_ACCESS_REPORTING,
     AsyncEventType,
     Cns,
     ControllerConfiguration,
@@ -48,6 +57,7 @@ if TYPE_CHECKING:
 
 NS_PER_MS: Final = 1_000_000
 _CHANGED_NAMESPACES_BYTES: Final = 4096
+_ACCESS_GROUPS_MAX: Final = 2047
 _LONGEST_TICK_S: Final = 1.0
 _KEEP_ALIVES_PER_TIMEOUT: Final = 3
 _Resolved = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
@@ -63,7 +73,10 @@ class Host:
 
 
 class Association:
-    """A live association. `on_end(reason)` is called once; `on_namespace()` when the namespace may have changed."""
+    """A live association.
+
+    `on_end(reason)` is called once; `on_namespace()` when the namespace may have changed, `on_access()` when the access to it may.
+    """
 
     def __init__(self, host: Host, address: TargetAddress) -> None:
         self.address = address
@@ -74,12 +87,15 @@ class Association:
         self.controller: IdentifyController | None = None
         self.negotiated: Negotiated | None = None
         self.namespace: NamespaceView | None = None
+        self.access = Access.OPTIMIZED
+        """As last read."""
         self.page_bytes = 4096
         self.keep_alive_ms = host.options.keep_alive_ms
         self.over = False
         self.reason = ""
         self.on_end: Callable[[str], None] | None = None
         self.on_namespace: Callable[[], None] | None = None
+        self.on_access: Callable[[], None] | None = None
         self.expire_waiting: Callable[[int], int] | None = None
         """Lets the owner of calls that wait expire them; returns their next deadline."""
         self._all_links: list[QueueLink] = []
@@ -276,9 +292,12 @@ class Association:
             return
         kind, info = exchange.result & 7, exchange.result >> 8 & 0xFF
         self.arm_events()
-        changed = kind == AsyncEventType.NOTICE and info == NoticeInfo.NAMESPACE_CHANGED
-        if changed and self.on_namespace is not None:
+        if kind != AsyncEventType.NOTICE:
+            return
+        if info == NoticeInfo.NAMESPACE_CHANGED and self.on_namespace is not None:
             self.on_namespace()
+        elif info == NoticeInfo.ANA_CHANGE and self.on_access is not None:
+            self.on_access()
 
     async def reread_namespace(self) -> NamespaceView:
         """Read the changed-namespace log, which re-arms the event, and look at the namespace again.
@@ -294,6 +313,31 @@ class Association:
         except CommandFailed as failed:
             raise NamespaceUnusable(f"after a namespace event: {failed}") from failed
         return await self.look()
+
+    @property
+    def reports_access(self) -> bool:
+        """Whether the controller reports asymmetric namespace access."""
+        return self.controller is not None and bool(self.controller.multipath & MULTIPATH_ACCESS_REPORTING)
+
+    async def read_access(self) -> Access:
+        """Read what access this controller gives to the namespace, which re-arms the event of its change (Base 8.1).
+
+        Raises:
+            ConnectFailed: the log is malformed, does not name the namespace's group, or the connection ended.
+            DeviceError: as `execute`.
+        """
+        if not self.reports_access or self.namespace is None or not self.namespace.access_group:
+            return Access.OPTIMIZED
+        assert self.admin is not None
+        assert self.controller is not None
+        count = min(max(self.controller.access_group_count, 1), _ACCESS_GROUPS_MAX)
+        size = ACCESS_HEADER_BYTES + count * ACCESS_GROUP_BYTES
+        try:
+            data = await self.admin.log_page(LogPageId.ASYMMETRIC_ACCESS, size, specific=ACCESS_GROUPS_ONLY)
+            states = {one.group: one.state for one in decode_access_log(data)}
+            return Access(states[self.namespace.access_group])
+        except (LogFormatError, KeyError, ValueError) as error:
+            raise ConnectFailed(f"the log of asymmetric namespace access: {error}") from error
 
     async def identify_controller(self) -> IdentifyController:
         """Read Identify Controller.

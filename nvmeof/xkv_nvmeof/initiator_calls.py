@@ -42,8 +42,8 @@ class Call:
         "_ahead",
         "_commands",
         "_lost",
+        "_settles_at_ns",
         "_stopped",
-        "association",
         "concluded",
         "deadline_ns",
         "error",
@@ -58,24 +58,25 @@ class Call:
         self,
         what: str,
         commands: Iterator[Exchange],
-        association: Association,
         deadline_ns: int,
         future: asyncio.Future[None],
         *,
         mutates: bool,
     ) -> None:
         self.what = what
-        self.association = association
         self.deadline_ns = deadline_ns
         self.future = future
         self.mutates = mutates
-        self.in_flight: list[Exchange] = []
+        self.in_flight: dict[Exchange, Association] = {}
+        """By which association each command went."""
         self.error: DeviceError | None = None
         self.executed_any = False
         self.concluded = False
         self._commands = commands
         self._ahead: list[Exchange] = []
         self._lost = False
+        self._settles_at_ns = 0
+        """From when on no lost command of this call can be executed any more."""
         self._stopped = False
         self._look_ahead()
 
@@ -90,12 +91,17 @@ class Call:
         """Whether the call has commands that still wait for room."""
         return bool(self._ahead)
 
-    def take(self) -> Exchange:
-        """Return the next command to send; there is one."""
+    @property
+    def stopped(self) -> bool:
+        """Whether no more of it is to be sent."""
+        return self._stopped
+
+    def take(self, association: Association) -> Exchange:
+        """Return the next command, to be sent by `association`; there is one."""
         exchange = self._ahead.pop()
         if not self._ahead:
             self._look_ahead()
-        self.in_flight.append(exchange)
+        self.in_flight[exchange] = association
         return exchange
 
     def stop(self, error: DeviceError | None) -> None:
@@ -108,9 +114,18 @@ class Call:
         if not self.in_flight:
             self._conclude()
 
+    def again(self, exchange: Exchange) -> None:
+        """A command that is over is to be sent by another association; if it was lost, it may be executed twice."""
+        association = self.in_flight.pop(exchange)
+        if exchange.outcome is Outcome.LOST:
+            self._settles_at_ns = max(self._settles_at_ns, association.settles_at_ns)
+        exchange.move()
+        exchange.deadline_ns = self.deadline_ns
+        self._ahead.append(exchange)
+
     def finished(self, exchange: Exchange) -> bool:
         """Take the end of one command; return whether the call waits for room (again)."""
-        self.in_flight.remove(exchange)
+        association = self.in_flight.pop(exchange)
         outcome = exchange.outcome
         if outcome is Outcome.COMPLETED:
             self.executed_any = True
@@ -124,16 +139,20 @@ class Call:
                 self._ahead.append(exchange)
                 return True
         else:
-            self._lost = self._lost or outcome is Outcome.LOST or (self.mutates and self.executed_any)
-            self.stop(DeviceOffline(f"{self.what}: {self.association.reason}"))
+            self._lose(association, association.reason, lost=outcome is Outcome.LOST)
         if not self.in_flight and not self._ahead:
             self._conclude()
         return bool(self._ahead)
 
-    def association_ended(self) -> None:
-        """Conclude a call that waits while its association is over: nothing more can be sent."""
-        self._lost = self._lost or (self.mutates and self.executed_any)
-        self.stop(DeviceOffline(f"{self.what}: {self.association.reason}"))
+    def association_ended(self, association: Association, reason: str) -> None:
+        """Conclude a call that waits while there is no association left: nothing more can be sent."""
+        self._lose(association, reason, lost=False)
+
+    def _lose(self, association: Association, reason: str, *, lost: bool) -> None:
+        if lost or (self.mutates and self.executed_any):
+            self._lost = True
+            self._settles_at_ns = max(self._settles_at_ns, association.settles_at_ns)
+        self.stop(DeviceOffline(f"{self.what}: {reason}"))
 
     def give_up_buffers(self) -> None:
         """Never touch the buffers of reads again."""
@@ -147,10 +166,9 @@ class Call:
         future = self.future
         if future.done():
             return
-        if self._lost:
-            association = self.association
-            message = f"{self.what}: {association.reason}"
-            future.set_exception(OutcomeUnknown(message, settles_at_ns=association.settles_at_ns))
+        if self._lost or (self.error is not None and self.mutates and self._settles_at_ns):
+            message = str(self.error) if self.error is not None else self.what
+            future.set_exception(OutcomeUnknown(message, settles_at_ns=self._settles_at_ns))
         elif self.error is not None:
             future.set_exception(self.error)
         else:

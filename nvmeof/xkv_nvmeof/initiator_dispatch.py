@@ -1,4 +1,4 @@
-"""Spreads the commands of calls over the I/O queues of the association that is up; the rest waits, bounded."""
+"""Spreads the commands of calls over the I/O queues of the associations that are up; the rest waits, bounded."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from xkv_nvmeof.blockdev import DeviceError, DeviceOffline
-from xkv_nvmeof.host_command import NO_DEADLINE
+from xkv_nvmeof.blockdev import DeviceError, DeviceOffline, OutcomeUnknown
+from xkv_nvmeof.host_command import NO_DEADLINE, Outcome
 from xkv_nvmeof.host_settings import DeadlinePassed
 from xkv_nvmeof.initiator_calls import Call
 from xkv_nvmeof.initiator_errors import DeviceBusy
+from xkv_nvmeof.multipath import Access, Echoes, changes, choose, speaks_of_the_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,42 +24,62 @@ if TYPE_CHECKING:
     from xkv_nvmeof.initiator_options import InitiatorOptions
 
 _NS_PER_MS = 1_000_000
+_MOVES_MAX = 8
+"""So often a command goes from one path to another before its failure counts."""
 
 
 class Dispatcher:
-    """Owns the calls that wait. While there is no association every call is refused at once."""
+    """Owns the calls that wait. While there is no association every call is refused at once.
+
+    With several associations a command that one of them lost, or that its controller refused because of the path, goes again by
+    another, if doing it twice does not matter; and nobody changes what it changes until the first copy certainly is over.
+    """
 
     def __init__(self, options: InitiatorOptions, clock: Callable[[], int], counters: DeviceCounters) -> None:
         self._options = options
         self._clock = clock
         self._counters = counters
         self._timeout_ns = options.command_timeout_ms * _NS_PER_MS
-        self._association: Association | None = None
-        self._links: list[QueueLink] = []
+        self._paths: dict[Association, Access] = {}
+        self._links: list[tuple[QueueLink, Association]] = []
+        self._alternatives = False
+        """Whether a command that one association loses can go by another."""
+        self._echoes = Echoes()
         self._waiting: deque[Call] = deque()
         self._reason = "not connected yet"
 
-    def attach(self, association: Association) -> None:
-        """Use `association` from now on."""
-        self._association = association
-        self._links = association.links
+    def attach(self, association: Association, access: Access = Access.OPTIMIZED) -> None:
+        """Use `association` from now on, as far as `access` lets it; called again when that changes."""
+        self._paths[association] = access
         association.expire_waiting = self.expire
         for link in association.links:
             link.on_room = self._pump
+        self._choose()
+        self._pump()
 
-    def detach(self, reason: str) -> None:
-        """Refuse everything from now on, because of `reason`; what waits fails at once."""
-        self._association = None
-        self._links = []
+    def detach(self, association: Association, reason: str) -> None:
+        """Send nothing more by `association`, because of `reason`; without any other what waits fails at once."""
+        self._paths.pop(association, None)
         self._reason = reason
-        waiting, self._waiting = self._waiting, deque()
-        for call in waiting:
-            call.association_ended()
+        self._choose()
+        if not self._links:
+            waiting, self._waiting = self._waiting, deque()
+            for call in waiting:
+                call.association_ended(association, reason)
+
+    def refuse(self, reason: str) -> None:
+        """While nothing can be sent: this is why."""
+        self._reason = reason
 
     @property
-    def association(self) -> Association | None:
-        """The association in use."""
-        return self._association
+    def usable(self) -> bool:
+        """Whether anything can be sent."""
+        return bool(self._links)
+
+    def _choose(self) -> None:
+        chosen = choose(self._paths)
+        self._links = [(link, association) for association in chosen for link in association.links]
+        self._alternatives = len(chosen) > 1
 
     async def run(self, what: str, commands: Iterator[Exchange], *, mutates: bool) -> None:
         """Run the commands of one call.
@@ -66,15 +87,18 @@ class Dispatcher:
         Raises:
             DeviceError: as the block device contract says.
         """
-        association = self._association
-        if association is None:
+        if not self._links:
             self._counters.errors += 1
             raise DeviceOffline(f"{what}: {self._reason}")
         if len(self._waiting) >= self._options.max_waiting_calls:
             self._counters.errors += 1
             raise DeviceBusy(f"{what}: {len(self._waiting)} calls wait already")
-        future: asyncio.Future[None] = association.loop.create_future()
-        call = Call(what, commands, association, self._clock() + self._timeout_ns, future, mutates=mutates)
+        now_ns = self._clock()
+        deadline_ns = now_ns + self._timeout_ns
+        if mutates and self._echoes.any(now_ns):
+            commands = await self._after_echoes(what, commands, deadline_ns)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        call = Call(what, commands, deadline_ns, future, mutates=mutates)
         self._waiting.append(call)
         if len(self._waiting) == 1:
             self._pump()
@@ -86,6 +110,29 @@ class Dispatcher:
         except asyncio.CancelledError:
             await self._cancel(call)
             raise
+
+    async def _after_echoes(
+        self, what: str, commands: Iterator[Exchange], deadline_ns: int
+    ) -> Iterator[Exchange]:
+        """Return the commands once none of them changes what a command of old may still write.
+
+        Raises:
+            OutcomeUnknown: that is after the deadline: nothing was sent.
+            DeviceOffline: there is no association any more.
+        """
+        listed = list(commands)
+        blocks = [one for exchange in listed for one in changes(exchange) or ()]
+        settles_at_ns = self._echoes.settled_at_ns(blocks)
+        if settles_at_ns >= deadline_ns:
+            self._counters.errors += 1
+            reason = "a write that was lost with its path may still arrive there"
+            raise OutcomeUnknown(f"{what}: {reason}", settles_at_ns=settles_at_ns)
+        if settles_at_ns:
+            await asyncio.sleep(max(0, settles_at_ns - self._clock()) / 1e9)
+            if not self._links:
+                self._counters.errors += 1
+                raise DeviceOffline(f"{what}: {self._reason}")
+        return iter(listed)
 
     async def _cancel(self, call: Call) -> None:
         """Return when the buffers of `call` are not touched any more.
@@ -101,35 +148,77 @@ class Dispatcher:
                 async with asyncio.timeout(self._options.cancel_grace_ms / 1000):
                     await call.future
             except (TimeoutError, asyncio.CancelledError):
-                call.association.end(DeadlinePassed(f"{call.what}: cancelled and not concluded in time"))
+                for association in set(call.in_flight.values()):
+                    association.end(DeadlinePassed(f"{call.what}: cancelled and not concluded in time"))
         if call.future.done() and not call.future.cancelled():
             call.future.exception()  # The caller is gone; nobody else is to be told.
 
     def _pump(self) -> None:
         """Send as many waiting commands as there is room for, a command of each call in turn, where the least is queued."""
-        waiting, links = self._waiting, self._links
+        waiting = self._waiting
         while waiting:
             best = None
             least_bytes = 0
-            for link in links:
-                core = link.core
+            for pair in self._links:
+                core = pair[0].core
                 # By bytes, so that what is small does not queue behind what is large.
                 if core.room and (best is None or core.load_bytes < least_bytes):
-                    best, least_bytes = link, core.load_bytes
+                    best, least_bytes = pair, core.load_bytes
             if best is None:
                 return
             call = waiting.popleft()
             if not call.waiting:
                 continue
-            exchange = call.take()
+            link, association = best
+            exchange = call.take(association)
             if call.waiting:
                 waiting.append(call)
-            exchange.on_finish = partial(self._finished, call)
-            best.submit(exchange)
+            exchange.on_finish = partial(self._finished, call, association)
+            if self._alternatives:
+                # A path that swallows it must be found out in time for another one.
+                now_ns = self._clock()
+                exchange.deadline_ns = now_ns + max(1, (call.deadline_ns - now_ns) // 2)
+            link.submit(exchange)
 
-    def _finished(self, call: Call, exchange: Exchange) -> None:
-        if call.finished(exchange) and call not in self._waiting:
+    def _finished(self, call: Call, association: Association, exchange: Exchange) -> None:
+        if exchange.outcome is Outcome.COMPLETED and speaks_of_the_path(exchange.status):
+            self._doubt(association)
+        if self._goes_again(call, exchange):
+            if exchange.outcome is Outcome.LOST:
+                self._echoes.add(changes(exchange) or (), association.settles_at_ns)
+            call.again(exchange)
+            waits = True
+        else:
+            waits = call.finished(exchange)
+        if waits and call not in self._waiting:
             self._waiting.append(call)
+
+    def _doubt(self, association: Association) -> None:
+        """A controller speaks of the path: use another until it has told what access there is."""
+        if self._paths.get(association) not in (Access.OPTIMIZED, Access.NON_OPTIMIZED):
+            return
+        if self._alternatives or association.reports_access:
+            self._paths[association] = Access.CHANGE
+            self._reason = "the controller says that the path is at fault"
+            self._choose()
+        if association.on_access is not None:
+            association.on_access()
+
+    def _goes_again(self, call: Call, exchange: Exchange) -> bool:
+        """Tell whether a command that is over goes by another association."""
+        if not self._links or call.stopped or exchange.moves >= _MOVES_MAX:
+            return False
+        if self._clock() >= call.deadline_ns:
+            return False
+        match exchange.outcome:
+            case Outcome.NEVER_SENT:
+                return True
+            case Outcome.LOST:
+                return changes(exchange) is not None
+            case Outcome.COMPLETED:
+                return speaks_of_the_path(exchange.status)
+            case _:
+                return False
 
     def expire(self, now_ns: int) -> int:
         """Give up waiting calls whose deadline has passed; return the next deadline among them."""

@@ -11,6 +11,7 @@ from xkv_nvmeof.initiator_association import NS_PER_MS, Association, Host, confi
 from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectFailed, IdentityChanged, NamespaceShrunk
 from xkv_nvmeof.initiator_options import Negotiated
 from xkv_nvmeof.spec import (
+    ASYNC_ACCESS_CHANGE,
     ASYNC_NAMESPACE_ATTRIBUTE,
     CNTLID_DYNAMIC,
     Capabilities,
@@ -47,16 +48,17 @@ async def open_association(host: Host, address: TargetAddress, opened: Namespace
         view = await association.look()
         if opened is not None:
             check_namespace(opened, view)
-        if controller.async_events & ASYNC_NAMESPACE_ATTRIBUTE:
-            await association.admin.set_feature(
-                FeatureId.ASYNC_EVENT_CONFIGURATION, ASYNC_NAMESPACE_ATTRIBUTE
-            )
+        events = controller.async_events & (ASYNC_NAMESPACE_ATTRIBUTE | ASYNC_ACCESS_CHANGE)
+        if events:
+            await association.admin.set_feature(FeatureId.ASYNC_EVENT_CONFIGURATION, events)
         entries = min(host.options.queue_depth + 1, capabilities.max_queue_entries)
         await _open_io_queues(association, controller, cntlid, wanted, entries)
         association.negotiated = _negotiated(association, controller, cntlid, entries)
+        # Behind the events' configuration, so that a change after this look is told.
+        association.access = await association.read_access()
         association.arm_events()
     except DeviceError as error:
-        failure = _with_address(error, address)
+        failure = with_address(error, address)
         association.end(failure)
         raise failure from error
     except BaseException:
@@ -65,7 +67,7 @@ async def open_association(host: Host, address: TargetAddress, opened: Namespace
     return association
 
 
-def _with_address(error: DeviceError, address: TargetAddress) -> DeviceError:
+def with_address(error: DeviceError, address: TargetAddress) -> DeviceError:
     """Return the error with the address in front; other kinds of device error become `ConnectFailed`."""
     message = f"{address.host}:{address.port} {address.nqn}: {error}"
     if isinstance(error, ConnectFailed):

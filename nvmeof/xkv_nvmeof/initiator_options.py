@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xkv_nvmeof.dhchap.host import HostKeys
+    from xkv_nvmeof.multipath import Access
 
 _MAX_PORT = 65_535
 _MAX_NSID = 0xFFFF_FFFE
@@ -136,6 +137,17 @@ class InitiatorOptions:
     def data_policy(self) -> DigestPolicy:
         """`data_digest` as an enum."""
         return self._digests[1]
+
+
+@dataclass(frozen=True, slots=True)
+class PathStatus:
+    """One of the ways to the card, for status displays."""
+
+    address: TargetAddress
+    connected: bool
+    access: Access | None
+    """What the controller lets this host do with the namespace; None: not connected."""
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

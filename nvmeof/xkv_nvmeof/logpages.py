@@ -1,10 +1,13 @@
-"""Log pages: the discovery log (Base 5.16.1.23) and SMART / Health (Base 5.16.1.3)."""
+"""Log pages: discovery (Base 5.16.1.23), SMART / Health (5.16.1.3), asymmetric namespace access (5.16.1.13)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DISCOVERY_HEADER_BYTES: Final = 1024
 DISCOVERY_ENTRY_BYTES: Final = 1024
@@ -187,3 +190,46 @@ class SmartLog:
             used,
             media,
         )
+
+
+ACCESS_HEADER_BYTES: Final = 16
+ACCESS_GROUP_BYTES: Final = 32
+ACCESS_GROUPS_ONLY: Final = 1
+"""Log specific field: without the lists of namespaces (RGO)."""
+_ACCESS_HEADER: Final = Struct("<QH6x")
+_ACCESS_GROUP: Final = Struct("<IIQB15x")
+
+
+@dataclass(frozen=True, slots=True)
+class AccessGroup:
+    """The access that a controller gives to the namespaces of one group: `state` as on the wire, perhaps unknown."""
+
+    group: int
+    state: int
+    change_count: int = 0
+
+
+def encode_access_log(change_count: int, groups: Sequence[AccessGroup]) -> bytes:
+    """Encode the log page without the lists of namespaces."""
+    body = b"".join(_ACCESS_GROUP.pack(one.group, 0, one.change_count, one.state) for one in groups)
+    return _ACCESS_HEADER.pack(change_count, len(groups)) + body
+
+
+def decode_access_log(data: bytes | bytearray | memoryview) -> list[AccessGroup]:
+    """Decode the log page, as far as it was read; lists of namespaces are passed over.
+
+    Raises:
+        LogFormatError: too short for the groups that it announces, as far as whole groups were asked for.
+    """
+    if len(data) < ACCESS_HEADER_BYTES:
+        raise LogFormatError(f"an access log of {len(data)} bytes")
+    _changes, count = _ACCESS_HEADER.unpack_from(data)
+    groups: list[AccessGroup] = []
+    at = ACCESS_HEADER_BYTES
+    for _ in range(count):
+        if at + ACCESS_GROUP_BYTES > len(data):
+            raise LogFormatError(f"an access log of {len(data)} bytes with {count} groups")
+        group, namespaces, change_count, state = _ACCESS_GROUP.unpack_from(data, at)
+        groups.append(AccessGroup(group, state & 0xF, change_count))
+        at += ACCESS_GROUP_BYTES + 4 * namespaces
+    return groups

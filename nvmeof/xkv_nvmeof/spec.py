@@ -126,6 +126,11 @@ class Status(IntEnum):
     WRITE_FAULT = 0x280
     UNRECOVERED_READ_ERROR = 0x281
     ACCESS_DENIED = 0x286
+    INTERNAL_PATH_ERROR = 0x300
+    ASYMMETRIC_ACCESS_LOST = 0x301
+    ASYMMETRIC_ACCESS_INACCESSIBLE = 0x302
+    ASYMMETRIC_ACCESS_TRANSITION = 0x303
+    CONTROLLER_PATHING_ERROR = 0x360
 
     @property
     def code_type(self) -> int:
@@ -191,6 +196,7 @@ class LogPageId(IntEnum):
     FIRMWARE_SLOT = 0x03
     CHANGED_NAMESPACES = 0x04
     COMMANDS_EFFECTS = 0x05
+    ASYMMETRIC_ACCESS = 0x0C
     DISCOVERY = 0x70
 
 
@@ -262,6 +268,10 @@ class NoticeInfo(IntEnum):
 
 ASYNC_NAMESPACE_ATTRIBUTE: Final = 1 << 8
 """Namespace Attribute Notices: Async Event Configuration bit 8, and OAES bit 8."""
+ASYNC_ACCESS_CHANGE: Final = 1 << 11
+"""Asymmetric Namespace Access Change Notices: Async Event Configuration bit 11, and OAES bit 11."""
+MULTIPATH_ACCESS_REPORTING: Final = 1 << 3
+"""CMIC bit 3 of Identify Controller: the controller reports asymmetric namespace access (Base 8.1)."""
 
 
 @dataclass(frozen=True, slots=True)

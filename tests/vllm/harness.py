@@ -72,7 +72,7 @@ def transfer_config(port: int, **extra: Any) -> dict[str, Any]:
         "kv_connector_module_path": "xkv_vllm_connector.fusionx_connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": policy,
-        "kv_connector_extra_config": {"xkv_gateway_port": port, **extra},
+        "kv_connector_extra_config": {"xkv_gateway_port": port, "staging_bytes": 32 << 20, **extra},
     }
 
 

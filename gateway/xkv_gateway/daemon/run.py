@@ -35,7 +35,9 @@ from xkv_gateway.service.meter import Meter
 from xkv_gateway.service.metrics import AdminSources
 from xkv_gateway.state import HostIdentity, configured_identity, lock_state_dir
 from xkv_gateway.target.attach import AttachedCard, attach, initiator_options
+from xkv_gateway.target.desired import desired_of
 from xkv_gateway.target.hostkeys import read_host_keys
+from xkv_gateway.target.keeping import TargetKeeper, follow
 from xkv_gateway.target.softcard import default_size
 from xkv_nvmeof.blockdev import DeviceError
 from xkv_rpc.messages import Limits
@@ -72,6 +74,7 @@ class _Parts:
     service: ControlService
     reporter: Reporter
     admin: list[AdminServer]
+    target: TargetKeeper | None
 
 
 class Daemon:
@@ -145,7 +148,10 @@ class Daemon:
         undo.callback(os.close, lock_state_dir(self._state_dir))
         self._notifier.status("opening the card")
         identity = self._identity()
+        target = await self._make_target(undo)
         attached = await self._attach(identity, undo)
+        if target is not None:
+            follow(target, attached)
         session, store = await open_attached(
             config,
             attached,
@@ -155,7 +161,19 @@ class Daemon:
             wall_clock=self._wall_clock,
             entropy=self._entropy,
         )
-        return self._join(ports, attached, session, store)
+        return self._join(ports, attached, session, store, target)
+
+    async def _make_target(self, undo: AsyncExitStack) -> TargetKeeper | None:
+        """Make the SPDK target right before the card is reached through it, where there is one to look after."""
+        config = self._config.target
+        if config.rpc is None:
+            return None
+        desired = desired_of(config, self._storage, self._credentials)
+        keeper = TargetKeeper(desired, interval_s=config.interval_s, clock=self._clock, entropy=self._entropy)
+        undo.callback(keeper.close)
+        self._notifier.status("looking at the target")
+        await keeper.first()
+        return keeper
 
     async def _attach(self, identity: HostIdentity, undo: AsyncExitStack) -> AttachedCard:
         keys = read_host_keys(self._config.fabric, self._credentials)
@@ -179,7 +197,14 @@ class Daemon:
             return SoftCardUrl(url.path, default_size(url.path.absolute().parent))
         return url
 
-    def _join(self, ports: Ports, attached: AttachedCard, session: CardSession, store: CardStore) -> _Parts:
+    def _join(
+        self,
+        ports: Ports,
+        attached: AttachedCard,
+        session: CardSession,
+        store: CardStore,
+        target: TargetKeeper | None,
+    ) -> _Parts:
         config = self._config
         reporter = Reporter(
             attached=attached,
@@ -203,7 +228,7 @@ class Daemon:
             meter=meter,
         )
         admin = _admin(ports, AdminSources(reporter, meter, operator, self._clock), self._storage)
-        return _Parts(ports, attached, session, store, service, reporter, admin)
+        return _Parts(ports, attached, session, store, service, reporter, admin, target)
 
     # --- serve and stop -------------------------------------------------------------------------------------
 
@@ -213,6 +238,9 @@ class Daemon:
             run = tasks.create_task(self._own(parts), name="run")
             for admin in parts.admin:
                 tasks.create_task(admin.run(), name="admin")
+            target = None
+            if parts.target is not None:
+                target = tasks.create_task(parts.target.run(), name="target")
             told = tasks.create_task(keep_told(self._notifier, parts.reporter.status), name="told")
             stopped = asyncio.create_task(self._stop.wait(), name="stop")
             owned = asyncio.create_task(parts.session.owned_soon(), name="owned")
@@ -233,6 +261,8 @@ class Daemon:
             run.cancel()
             card.cancel()
             told.cancel()
+            if target is not None:
+                target.cancel()
         if self._lost is not None:
             raise self._lost
 

@@ -73,7 +73,7 @@ def _make(draft: Draft) -> bool:
                     **more,
                 },
                 f"open {wanted.file}",
-                look=desired.volume is None and wanted.size_bytes is not None,
+                look=desired.volume is not None or wanted.size_bytes is not None,
             )
         case "malloc":
             assert wanted.size_bytes is not None
@@ -86,17 +86,15 @@ def _make(draft: Draft) -> bool:
                     **uuid,
                 },
                 f"take {_size(wanted.size_bytes)} of memory",
+                look=desired.volume is not None,
             )
         case _:
             draft.step(
                 "bdev_nvme_attach_controller",
                 {"name": wanted.name, "trtype": "PCIe", "traddr": wanted.pci},
                 f"attach the SSD {wanted.pci}",
-                look=desired.volume is None,
+                look=True,
             )
-    if desired.volume is not None:
-        # A store that is on it shows by itself, after a moment.
-        draft.step("bdev_wait_for_examine", {}, "see which store is on it", look=True)
     return not draft.steps[-1].look
 
 
@@ -178,9 +176,9 @@ def _volume(draft: Draft, volume: Volume, base: ActualBdev) -> bool:
     clusters = store.cluster_bytes or volume.cluster_bytes
     rounded = -(-volume.size_bytes // clusters) * clusters
     if found.size_bytes is None or found.size_bytes > rounded:
-        draft.refusals.append(
-            f"the volume {volume.alias} has {_size(found.size_bytes)}: making it {_size(volume.size_bytes)} would give up what"
-            " is beyond"
+        draft.remarks.append(
+            f"the volume {volume.alias} has {_size(found.size_bytes)} and stays so: making it {_size(volume.size_bytes)} would"
+            " give up what is beyond"
         )
     elif found.size_bytes < rounded:
         draft.step(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from xkv_gateway.errors import TargetError, TargetRefusedError
+from xkv_gateway.errors import TargetAwayError, TargetError, TargetRefusedError
 from xkv_gateway.target import actual as read
 from xkv_gateway.target.actual import ActualTarget, UnreadableAnswerError
 from xkv_gateway.target.plan import plan
@@ -32,12 +32,12 @@ async def look(client: SpdkClient) -> ActualTarget:
     """Return the target as it is.
 
     Raises:
-        TargetError: it cannot be reached, does not answer or cannot be understood.
+        TargetAwayError: it cannot be reached, does not answer or cannot be understood.
     """
     try:
         return await _look(client)
     except (SpdkError, UnreadableAnswerError) as error:
-        raise TargetError(
+        raise TargetAwayError(
             f"the SPDK target at {client.address}: {error}",
             advice="Does it run, and is target.rpc where it takes orders (nvmf_tgt -r)?",
         ) from None
@@ -52,6 +52,8 @@ async def _look(client: SpdkClient) -> ActualTarget:
     await client.call("framework_wait_init", timeout_ms=INIT_TIMEOUT_MS)
     if reactors is None:
         reactors = await client.call("framework_get_reactors")
+    # A store that is on a bdev shows by itself, after a moment.
+    await client.call("bdev_wait_for_examine", timeout_ms=INIT_TIMEOUT_MS)
     saved = await client.call("framework_get_config", {"name": "nvmf"})
     return ActualTarget(
         pid=read.read_pid(reactors),
@@ -127,7 +129,7 @@ async def take(client: SpdkClient, step: Step) -> Any:
     except SpdkRefusedError as error:
         raise TargetError(f"the target refused to {step.why}: {error}", advice=_advice(step)) from None
     except SpdkError as error:
-        raise TargetError(f"while it was to {step.why}: {error}") from None
+        raise TargetAwayError(f"while it was to {step.why}: {error}") from None
 
 
 _ADVICE: Final = {

@@ -198,7 +198,7 @@ async def test_a_refused_key_is_not_tried_again_in_a_hurry() -> None:
         await eventually(lambda: "requires authentication" in device.reason)
         assert device.state is DeviceState.OFFLINE
         assert len(target.seen.connects) == 1
-        assert device._keeper._backoff.next_s() >= 1_800
+        assert device._keeper.paths[0].backoff.next_s() >= 1_800
         await device.aclose()
 
 
