@@ -319,7 +319,10 @@ class MiniEngine:
         match group.kind:
             case Kind.FULL:
                 return 0
-            case Kind.STATE | Kind.WINDOW:
+            case Kind.STATE:
+                # Within a block the state of the moment is in the block that is not full yet.
+                return end if tokens % group.block_tokens else max(0, end - 1)
+            case Kind.WINDOW:
                 return max(0, end - group.reach_blocks)
             case Kind.CHUNKED:
                 boundary = tokens // self.geometry.chunk_tokens

@@ -239,8 +239,8 @@ def test_stores_are_put_off_when_too_much_waits_and_loads_never_are() -> None:
             while asked.request_id in rig.engine.requests:
                 rig.engine.step()
             assert asked.external_total == 10 * CHUNK
-            service.fault = ""
             wait_until(lambda: bool(service.late), "the store has come")
+            service.fault = ""
             served.run(service.answer_late)
             rig.engine.settle()
             end_in_order(rig)

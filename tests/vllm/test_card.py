@@ -123,7 +123,9 @@ async def test_requests_that_are_preempted_again_and_again_get_their_answers(
     prompts = [Prompt(tokens(600, seed=number), "ab"[number % 2]) for number in range(8)]
     async with engine(models("llama"), home / "roomy.log") as roomy:
         computed = await roomy.generate(*prompts, max_tokens=200)
-    async with engine(models("llama"), home / "tight.log", transfer, num_gpu_blocks_override=24) as tight:
+    async with engine(
+        models("llama"), home / "tight.log", transfer, num_gpu_blocks_override=24, max_model_len=1024
+    ) as tight:
         for _ in range(3):
             found = await tight.generate(*prompts, max_tokens=200)
             assert all(one.same_as(other) for one, other in zip(found, computed, strict=True))
