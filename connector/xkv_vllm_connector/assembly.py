@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ from xkv_vllm_connector.channel import Channel
 from xkv_vllm_connector.facts import fingerprint_parts, group_facts, ranks_of
 from xkv_vllm_connector.fingerprint import fingerprint_of
 from xkv_vllm_connector.groups import Geometry, UnsupportedModelError, plan_groups
+from xkv_vllm_connector.keys import FINGERPRINT_BYTES
 from xkv_vllm_connector.lookups import Lookups
 from xkv_vllm_connector.metrics import Stats
 from xkv_vllm_connector.scheduler import SchedulerSide
@@ -111,7 +113,7 @@ class Assembly:
             settings.endpoint,
             ClientOptions(
                 timeout_ms=timeout_ms,
-                connect_timeout_ms=min(250, timeout_ms),
+                connect_timeout_ms=timeout_ms,
                 backoff_min_ms=10,
                 backoff_max_ms=50,
                 connections_max=connections_max,
@@ -138,7 +140,7 @@ class Assembly:
         if geometry is None:
             self._warn(f"off, since {self._off}: nothing is read from the card and nothing stored")
             return None
-        settings = self._settings
+        settings, transfer = self._settings, self._engine.vllm_config.kv_transfer_config
         sync = self._may_be_sync()
         fingerprint = self._fingerprint
         lookups = Lookups(
@@ -162,6 +164,8 @@ class Assembly:
             self._clock,
             self._warn,
             sync=sync,
+            reads=bool(transfer.is_kv_consumer),
+            writes=bool(transfer.is_kv_producer),
         )
         self._say_what_is_on(geometry, fingerprint, sync=sync)
         return self._side
@@ -255,6 +259,19 @@ class Assembly:
             writer=rank % self._replicas == 0,
         )
         return self._worker
+
+    def reset(self) -> bool:
+        """Find nothing any more that was stored until now. What is stored from here on is of use to this engine only.
+
+        The engine asks for it when its weights have changed in place, which nothing else in a key would tell.
+        """
+        if self._side is not None:
+            self._side.renew(os.urandom(FINGERPRINT_BYTES))
+            self._warn(
+                "the cache was reset: until the next start, only this engine finds what it stores; after a change of the "
+                "weights, start it with another model_fingerprint"
+            )
+        return True
 
     def take_stats(self) -> dict[str, Any] | None:
         """Return what was counted since the last call."""

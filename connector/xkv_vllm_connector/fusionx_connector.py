@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+    from xkv_vllm_connector.scheduler import SchedulerSide
+    from xkv_vllm_connector.worker import WorkerSide
+
 # A child of vLLM's own logger, so that its lines are shown and look like the engine's.
 logger = logging.getLogger("vllm.xkv_vllm_connector")
 
@@ -58,42 +61,11 @@ class ReportMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc] # as abov
         return ReportMetadata(self.report.add(other.report))
 
 
-class FusIOnXConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # as above
-    """Keeps vLLM's KV cache on the card, through the gateway."""
+class _SchedulerMethods:
+    """What vLLM's scheduler calls."""
 
-    _cache_hit_source = CacheHitSource.DISK
-
-    def __init__(
-        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
-    ) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        config: Any = vllm_config
-        transfer = config.kv_transfer_config
-        hash_tokens = kv_cache_config.hash_block_size
-        if hash_tokens is None:
-            hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1]
-        self._assembly = Assembly(
-            parse_settings(transfer.kv_connector_extra_config),
-            Engine(
-                config,
-                kv_cache_config,
-                hash_tokens,
-                ".".join(str(vllm_version).split(".")[:2]),
-                get_kv_cache_spec_kind,
-                "PYTHONHASHSEED" in os.environ,
-            ),
-            logger,
-            time.monotonic_ns,
-        )
-        self._scheduler = self._assembly.scheduler_side() if role is KVConnectorRole.SCHEDULER else None
-        self._worker: Any = None
-
-    @property
-    def requires_kv_delivery(self) -> bool:
-        """A cache: what is not stored is computed again."""
-        return False
-
-    # --- the scheduler's side -----------------------------------------------------------------------------
+    _assembly: Assembly
+    _scheduler: SchedulerSide | None
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         """Take the pool whose blocks are held while they are stored."""
@@ -149,7 +121,16 @@ class FusIOnXConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
         """Whether the engine must go on stepping."""
         return self._scheduler is not None and self._scheduler.pending
 
-    # --- a worker's side ----------------------------------------------------------------------------------
+    def reset_cache(self) -> bool | None:
+        """Find nothing any more that was stored until now."""
+        return self._assembly.reset() if self._scheduler is not None else None
+
+
+class _WorkerMethods:
+    """What vLLM's workers call."""
+
+    _assembly: Assembly
+    _worker: WorkerSide | None
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Take the cache's tensors; from here on the worker's threads run."""
@@ -157,7 +138,7 @@ class FusIOnXConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
 
     @property
     def _plan(self) -> StepPlan:
-        meta = self._get_connector_metadata()
+        meta = self._get_connector_metadata()  # type: ignore[attr-defined] # the engine's base class has it
         assert isinstance(meta, PlanMetadata)
         return meta.plan
 
@@ -191,7 +172,41 @@ class FusIOnXConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
         report = self._worker.take_report() if self._worker is not None else None
         return None if report is None else ReportMetadata(report)
 
-    # --- both ---------------------------------------------------------------------------------------------
+
+class FusIOnXConnector(_SchedulerMethods, _WorkerMethods, KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # as above
+    """Keeps vLLM's KV cache on the card, through the gateway."""
+
+    _cache_hit_source = CacheHitSource.DISK
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        config: Any = vllm_config
+        transfer = config.kv_transfer_config
+        hash_tokens = kv_cache_config.hash_block_size
+        if hash_tokens is None:
+            hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1]
+        self._assembly = Assembly(
+            parse_settings(transfer.kv_connector_extra_config),
+            Engine(
+                config,
+                kv_cache_config,
+                hash_tokens,
+                ".".join(str(vllm_version).split(".")[:2]),
+                get_kv_cache_spec_kind,
+                "PYTHONHASHSEED" in os.environ,
+            ),
+            logger,
+            time.monotonic_ns,
+        )
+        self._scheduler = self._assembly.scheduler_side() if role is KVConnectorRole.SCHEDULER else None
+        self._worker = None
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: what is not stored is computed again."""
+        return False
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Hand over what was counted."""

@@ -98,15 +98,21 @@ class Lookups:
         self._wait_left_ns = self._step_wait_ns
         self._clock = clock
         self._say = say
-        self._stems = [
-            stem_of(fingerprint, group.group_id, rank) for group in geometry.groups for rank in geometry.ranks
-        ]
+        self._stems: list[bytes] = []
+        self.renew(fingerprint)
         # Answers that nobody waits for any more come in their own thread.
         self._breaker_lock = threading.Lock()
         self._breaker = Breaker(backoff_min_ns=BACKOFF_MIN_NS, backoff_max_ns=BACKOFF_MAX_NS)
         self._under_way: list[Future[Found]] = []
         self._crowded = False
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="xkv-lookup")
+
+    def renew(self, fingerprint: bytes) -> None:
+        """Ask for keys with this fingerprint from now on."""
+        geometry = self._geometry
+        self._stems = [
+            stem_of(fingerprint, group.group_id, rank) for group in geometry.groups for rank in geometry.ranks
+        ]
 
     @property
     def available(self) -> bool:
@@ -133,7 +139,7 @@ class Lookups:
         # Called while the engine's own list cannot change; the threads must not read it later.
         per_chunk = self._geometry.hashes_per_chunk
         mine = [hashes[(chunk + 1) * per_chunk - 1] for chunk in range(computed_chunks, end)]
-        asked = self._threads.submit(self._ask, scope, mine, computed_chunks)
+        asked = self._threads.submit(self._ask, self._stems, scope, mine, computed_chunks)
         if len(self._under_way) >= QUEUE_MAX:
             self._under_way = [one for one in self._under_way if not one.done()]
         self._under_way.append(asked)
@@ -203,7 +209,7 @@ class Lookups:
         with contextlib.suppress(XkvRpcError):
             self._client.release(lease, timeout_ms=self._timeout_ms)
 
-    def _ask(self, scope: bytes, hashes: list[bytes], first: int) -> Found:
+    def _ask(self, stems: list[bytes], scope: bytes, hashes: list[bytes], first: int) -> Found:
         """Ask batch by batch, until one is not held whole. Runs in a thread."""
         batch = max(1, KEYS_MAX // self._geometry.parts_per_chunk)
         prefix = self._geometry.prefix_only
@@ -216,7 +222,7 @@ class Lookups:
                 keys = [
                     key_of(stem, chunk + ahead, block_hash)
                     for ahead, block_hash in enumerate(hashes[at : at + batch])
-                    for stem in self._stems
+                    for stem in stems
                 ]
                 reply = self._client.lookup(
                     self._namespace,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MISS_MEMORY_NS: Final = 250_000_000
 """How long "nothing" is taken for an answer to the same question: the engine asks again in every step that a request waits."""
+NEVER: Final = 1 << 62
 STORE_PARAM: Final = "xkv_store"
 
 
@@ -64,6 +65,9 @@ class SchedulerSide:
         stats: Counts.
         clock: Monotonic nanoseconds.
         warn: Takes one line for the operator, about something that happens once.
+        sync: Whether loads are done within the step.
+        reads: Whether this engine's role is to load.
+        writes: Whether it is to store.
     """
 
     def __init__(
@@ -78,7 +82,11 @@ class SchedulerSide:
         warn: Callable[[str], None],
         *,
         sync: bool,
+        reads: bool = True,
+        writes: bool = True,
     ) -> None:
+        self._reads = reads
+        self._writes = writes
         self._settings = settings
         self._geometry = geometry
         self._fingerprint = fingerprint
@@ -100,9 +108,13 @@ class SchedulerSide:
         """A request has come."""
         scope = self._scope(request)
         if scope is not None:
-            self._entries[request.request_id] = _Entry(
-                request, Tracked(scope, next_store_tokens=self._geometry.chunk_tokens)
-            )
+            self._entries[request.request_id] = _Entry(request, self._from_the_start(Tracked(scope)))
+
+    def _from_the_start(self, tracked: Tracked) -> Tracked:
+        """Look at all chunks of a request again, or at none."""
+        tracked.stored_chunks = 0
+        tracked.next_store_tokens = self._geometry.chunk_tokens if self._writes else NEVER
+        return tracked
 
     def _scope(self, request: HostRequest) -> bytes | None:
         """The tenant of a request; None: it takes no part, and nothing of it reaches the gateway."""
@@ -140,7 +152,9 @@ class SchedulerSide:
         The engine asks as often as it tries to schedule the request. (None, False): not known yet, ask again.
         """
         entry = self._entries.get(request.request_id)
-        if entry is None or entry.tracked.state is State.BARRED or request.skip_reading_prefix_cache:
+        if entry is None or entry.tracked.state is State.BARRED:
+            return 0, False
+        if request.skip_reading_prefix_cache or not self._reads:
             return 0, False
         if entry.tracked.state is State.LOADING:
             return None, False  # preempted within the step that loads: its outcome comes first
@@ -225,7 +239,8 @@ class SchedulerSide:
         if not doomed:
             boundary = (tracked.offered_tokens + external_tokens) // self._geometry.chunk_tokens
             tracked.stored_chunks = max(tracked.stored_chunks, boundary)
-            tracked.next_store_tokens = (tracked.stored_chunks + 1) * self._geometry.chunk_tokens
+            if self._writes:
+                tracked.next_store_tokens = (tracked.stored_chunks + 1) * self._geometry.chunk_tokens
 
     def _parts_to_load(
         self, request: HostRequest, tables: Sequence[Sequence[int]], tracked: Tracked, boundary_tokens: int
@@ -271,7 +286,7 @@ class SchedulerSide:
         if tables is not None and tables.boundary_state_offloads:
             for request_id, states in tables.boundary_state_offloads.items():
                 entry = self._entries.get(request_id)
-                if entry is not None:
+                if entry is not None and self._writes and self._lookups.available:
                     plan.stores += self._stores.states(entry.request, entry.tracked, states)
         for request_id, tokens in scheduled.items():
             entry = self._entries.get(request_id)
@@ -308,8 +323,7 @@ class SchedulerSide:
                     "a load failed and its request is computed; further ones only count in loads_failed",
                 )
                 # What was counted as stored may be what could not be read: store it again.
-                tracked.stored_chunks = 0
-                tracked.next_store_tokens = self._geometry.chunk_tokens
+                self._from_the_start(tracked)
                 self._stores.forget()
         self._stores.report(report)
 
@@ -333,6 +347,17 @@ class SchedulerSide:
             certain = min(request.num_computed_tokens, max(request.num_prompt_tokens, request.num_tokens - 1))
             if certain >= tracked.next_store_tokens:
                 self._stores.collect_last(request, tracked, tables, certain)
+
+    def renew(self, fingerprint: bytes) -> None:
+        """Find nothing any more that was stored until now: the model has changed, say."""
+        self._fingerprint = fingerprint
+        self._lookups.renew(fingerprint)
+        self._stores.renew()
+        for entry in self._entries.values():
+            self._forget_other(entry, (-1, -1))
+            if entry.tracked.state is State.OFFERED:
+                entry.tracked.step(Event.DECLINE)
+            self._from_the_start(entry.tracked)
 
     @property
     def pending(self) -> bool:

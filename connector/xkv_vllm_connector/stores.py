@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from xkv_vllm_connector.groups import Kind
-from xkv_vllm_connector.metadata import Part, StoreJob
+from xkv_vllm_connector.metadata import Part, StoreJob, WorkerReport
 from xkv_vllm_connector.planning import blocks_to_store
 from xkv_vllm_connector.recent import Recent
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from xkv_vllm_connector.groups import Geometry, Group
     from xkv_vllm_connector.host import HostPool, HostRequest
-    from xkv_vllm_connector.metadata import WorkerReport
     from xkv_vllm_connector.metrics import Stats
     from xkv_vllm_connector.requests import Tracked
 
@@ -162,6 +161,14 @@ class Stores:
                 now_ns = self._clock()
                 for entry in held.entries:
                     self._known.add(entry, now_ns)
+
+    def renew(self) -> None:
+        """Drop what waits for the next step, and believe of no object that it is held."""
+        jobs = self.take_finished()
+        self.report(
+            WorkerReport(stores={job.job_id: (self._held[job.job_id].ranks_pending, False) for job in jobs})
+        )
+        self.forget()
 
     def forget(self) -> None:
         """Believe of no object any more that it is held."""

@@ -6,6 +6,7 @@ that a store never holds up a load.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from dataclasses import dataclass, field
@@ -115,10 +116,10 @@ class WorkerSide:
         self._loads: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._stores: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._serve, args=(orders, work), name=name, daemon=True)
-            for name, orders, work in (
-                ("xkv-load", self._loads, self._load),
-                ("xkv-store", self._stores, self._store),
+            threading.Thread(target=self._serve, args=(channel, orders, work), name=name, daemon=True)
+            for name, channel, orders, work in (
+                ("xkv-load", self._load_channel, self._loads, self._load),
+                ("xkv-store", self._store_channel, self._stores, self._store),
             )
         ]
         for thread in self._threads:
@@ -192,7 +193,12 @@ class WorkerSide:
 
     # --- the threads --------------------------------------------------------------------------------------
 
-    def _serve(self, orders: queue.SimpleQueue[_Order | None], work: Callable[[_Order], None]) -> None:
+    def _serve(
+        self, channel: Channel, orders: queue.SimpleQueue[_Order | None], work: Callable[[_Order], None]
+    ) -> None:
+        with contextlib.suppress(ChannelError):
+            # Memory that nobody has touched yet can take seconds to get: before the first request needs it.
+            channel.ready(self._settings.load_timeout_ms)
         while True:
             order = orders.get()
             if order is None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.connector.mini import BLOCK_BYTES, Cache, Direct, MiniCopier, MiniEngine, Pool
+from tests.connector.mini import MiniEngine
+from tests.connector.mini_parts import BLOCK_BYTES, Cache, Direct, MiniCopier, Pool
 from tests.rpc.harness import DictService, Served, serving
 from xkv_rpc.client import Client
 from xkv_rpc.regions import RegionServer
@@ -121,7 +122,10 @@ def connector(
     stats = [Stats() for _ in range(ranks + 1)]
 
     def client() -> Client:
-        return Client(endpoint or served.endpoint, ClientOptions(backoff_min_ms=1, backoff_max_ms=5))
+        return Client(
+            endpoint or served.endpoint,
+            ClientOptions(connect_timeout_ms=20_000, backoff_min_ms=1, backoff_max_ms=5),
+        )
 
     lookups = Lookups(
         client(), geometry, FINGERPRINT, settings.key_namespace, lease_ms=settings.lease_ms,

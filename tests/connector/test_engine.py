@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.connector.mini import MiniRequest
+from tests.connector.mini_parts import MiniRequest
 from tests.connector.rig import MODELS, Rig, connector, gateway
 
 _NUMBERS = itertools.count()

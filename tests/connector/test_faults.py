@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.connector.mini import Status
+from tests.connector.mini_parts import Status
 from tests.connector.rig import FULL, MODELS, connector, gateway
 from tests.connector.test_boundaries import drop
 from tests.connector.test_engine import end_in_order, prompt, request

@@ -132,3 +132,27 @@ def test_a_request_that_may_not_read_a_cache_does_not_read_this_one_either() -> 
             rig.engine.run(asked)
             assert asked.external_total == 0
             end_in_order(rig)
+
+
+def test_after_a_reset_nothing_is_found_that_was_stored_before_and_running_requests_are_stored_anew() -> None:
+    with gateway() as (service, served):
+        with connector(service, served) as rig:
+            rig.engine.run(request(prompt(LONG)))
+            running = rig.engine.add(request(prompt(LONG, 9), new_tokens=30))
+            while len(running.output) < 3:
+                rig.engine.step()
+            rig.side.renew(bytes(range(100, 116)))
+            rig.engine.preempt(running)
+            rig.engine.settle()
+            assert running.external_total == 0
+            again = request(prompt(LONG))
+            rig.engine.run(again)
+            assert again.external == 0
+            later = request(prompt(LONG))
+            rig.engine.run(later)
+            assert later.external == 10 * CHUNK
+            end_in_order(rig)
+        with connector(service, served) as rig:
+            before = request(prompt(LONG))
+            rig.engine.run(before)
+            assert before.external == 10 * CHUNK

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.connector.mini import MiniRequest, Status
+from tests.connector.mini_parts import MiniRequest, Status
 from tests.connector.rig import MODELS, Rig, connector, gateway
 from tests.connector.test_engine import end_in_order, prompt
 from tests.connector.test_faults import Faulty

@@ -28,6 +28,15 @@ SAME: Final = 1e-3
 """Log-probabilities that are this close are the same: another order of additions makes less of a difference, one token more."""
 
 
+PATIENT: Final = {
+    "lookup_timeout_ms": 10_000,
+    "load_timeout_ms": 60_000,
+    "store_timeout_ms": 60_000,
+    "staging_bytes": 32 << 20,
+}
+"""Settings for a machine where several ranks share two cores with whatever else runs there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What one request asks."""
@@ -72,7 +81,7 @@ def transfer_config(port: int, **extra: Any) -> dict[str, Any]:
         "kv_connector_module_path": "xkv_vllm_connector.fusionx_connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": policy,
-        "kv_connector_extra_config": {"xkv_gateway_port": port, "staging_bytes": 32 << 20, **extra},
+        "kv_connector_extra_config": {"xkv_gateway_port": port, **PATIENT, **extra},
     }
 
 
