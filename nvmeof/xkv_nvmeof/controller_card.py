@@ -149,13 +149,20 @@ class Card:
         self._dirty[connection] = None
 
     def connection_lost(self, connection: ControllerConnection, *, unexpected: bool) -> None:
-        """A TCP connection is gone: without Disconnect its association ends with it (Base 3.3.1)."""
+        """A TCP connection is gone: an I/O queue with it, and with the admin queue the association (Base 3.3.1).
+
+        Linux ends in this way: it closes its I/O queues without Disconnect, and then shuts the controller down.
+        """
         self._connections.discard(connection)
         self._dirty.pop(connection, None)
         controller = connection.controller
-        if controller is not None and controller.queues.get(connection.queue_id) is connection and unexpected:
+        if controller is None or controller.queues.get(connection.queue_id) is not connection or not unexpected:
+            return
+        if connection.queue_id:
+            controller.disconnected(connection)
+        else:
             over = controller.phase is ControllerPhase.SHUT_DOWN
-            controller.end("the host is done" if over else "a connection of the association was lost")
+            controller.end("the host is done" if over else "its admin connection was lost")
 
     def protocol_error(self, connection: ControllerConnection) -> None:
         """A connection ends with a TermReq: the association ends with it."""
