@@ -22,6 +22,7 @@ from xkv_nvmeof.controller_types import (
     WriteCommand,
     WriteZeroesCommand,
 )
+from xkv_nvmeof.multipath import Access
 from xkv_nvmeof.spec import (
     CNTLID_DYNAMIC,
     DISCOVERY_NQN,
@@ -73,6 +74,7 @@ class Card:
         self.config = config
         self.counters = CardCounters()
         self.guard = Guard(config.namespace.nsid, enabled=config.reservations)
+        self._access: dict[Portal, Access] = {}
         self._connections: set[ControllerConnection] = set()
         self._controllers: dict[int, Controller] = {}
         self._next_cntlid = 1
@@ -135,6 +137,18 @@ class Card:
             namespace = replace(namespace, attached=attached)
         self.config = replace(self.config, namespace=namespace)
         self.namespace_changed()
+
+    def access_at(self, portal: Portal) -> Access:
+        """Return what hosts that came by a portal may do with the namespace."""
+        return self._access.get(portal, Access.OPTIMIZED)
+
+    def set_access(self, portal: Portal, access: Access) -> None:
+        """Change what hosts that came by a portal may do with the namespace, and tell them (Base 8.1)."""
+        assert self.config.access_reporting
+        self._access[portal] = access
+        for controller in self._controllers.values():
+            if not controller.discovery and controller.admin_connection.portal == portal:
+                controller.access_changed()
 
     def namespace_changed(self) -> None:
         """Tell every host that the attributes of the namespace changed."""

@@ -49,6 +49,8 @@ class Dispatcher:
         self._links: list[tuple[QueueLink, Association]] = []
         self._alternatives = False
         """Whether a command that one association loses can go by another."""
+        self._asked: set[Association] = set()
+        """Those that are about to tell what access there is: while there are some, calls wait."""
         self._echoes = Echoes()
         self._waiting: deque[Call] = deque()
         self._reason = "not connected yet"
@@ -56,21 +58,35 @@ class Dispatcher:
     def attach(self, association: Association, access: Access = Access.OPTIMIZED) -> None:
         """Use `association` from now on, as far as `access` lets it; called again when that changes."""
         self._paths[association] = access
+        self._asked.discard(association)
         association.expire_waiting = self.expire
         for link in association.links:
             link.on_room = self._pump
         self._choose()
+        self._settle(association, f"the controller gives no access to the namespace ({access.name})")
         self._pump()
+
+    def ask(self, association: Association) -> None:
+        """The access of `association` is being read anew; `attach` will tell."""
+        if association in self._paths:
+            self._asked.add(association)
 
     def detach(self, association: Association, reason: str) -> None:
         """Send nothing more by `association`, because of `reason`; without any other what waits fails at once."""
         self._paths.pop(association, None)
+        self._asked.discard(association)
         self._reason = reason
         self._choose()
-        if not self._links:
-            waiting, self._waiting = self._waiting, deque()
-            for call in waiting:
-                call.association_ended(association, reason)
+        self._settle(association, reason)
+
+    def _settle(self, association: Association, reason: str) -> None:
+        """When nothing can be sent any more, nor soon: what waits fails."""
+        if self.usable:
+            return
+        self._reason = reason
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.association_ended(association, reason)
 
     def refuse(self, reason: str) -> None:
         """While nothing can be sent: this is why."""
@@ -78,8 +94,8 @@ class Dispatcher:
 
     @property
     def usable(self) -> bool:
-        """Whether anything can be sent."""
-        return bool(self._links)
+        """Whether anything can be sent, or will be known soon."""
+        return bool(self._links or self._asked)
 
     def _choose(self) -> None:
         chosen = choose(self._paths)
@@ -92,7 +108,7 @@ class Dispatcher:
         Raises:
             DeviceError: as the block device contract says.
         """
-        if not self._links:
+        if not self.usable:
             self._counters.errors += 1
             raise DeviceOffline(f"{what}: {self._reason}")
         if len(self._waiting) >= self._options.max_waiting_calls:
@@ -135,7 +151,7 @@ class Dispatcher:
             raise OutcomeUnknown(f"{what}: {reason}", settles_at_ns=settles_at_ns)
         if settles_at_ns:
             await asyncio.sleep(max(0, settles_at_ns - self._clock()) / 1e9)
-            if not self._links:
+            if not self.usable:
                 self._counters.errors += 1
                 raise DeviceOffline(f"{what}: {self._reason}")
         return iter(listed)
@@ -220,14 +236,14 @@ class Dispatcher:
             return
         if self._alternatives or association.reports_access:
             self._paths[association] = Access.CHANGE
-            self._reason = "the controller says that the path is at fault"
+            self._asked.add(association)
             self._choose()
         if association.on_access is not None:
             association.on_access()
 
     def _goes_again(self, call: Call, exchange: Exchange) -> bool:
         """Tell whether a command that is over goes by another association."""
-        if not self._links or call.stopped or exchange.moves >= _MOVES_MAX:
+        if not self.usable or call.stopped or exchange.moves >= _MOVES_MAX:
             return False
         if self._clock() >= call.deadline_ns:
             return False
