@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.journal_format import ChainPoint, beginning
@@ -21,6 +21,7 @@ from xkv_gateway.card.structure import BLOCK_BYTES, Stamp
 from xkv_gateway.card.table_file import FileKind
 from xkv_gateway.card.table_read import FileFacts, TableReader, by_age, decode_ends
 from xkv_gateway.card.tables import CLOCK, EXTENTS, LIVES, NAMESPACES, OBJECTS, QUOTAS, SCOPES, unpack_names
+from xkv_gateway.core.lifetimes import NS_PER_S, resumed_s
 from xkv_gateway.core.records import PutBatch
 from xkv_gateway.core.restore import Restored
 
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from xkv_gateway.core.types import EngineLimits
 
 log = logging.getLogger(__name__)
+
+
+CLOCKS_DIFFER_S: Final = 60
+"""By so much two clocks may disagree unnoticed."""
 
 
 @dataclass(slots=True)
@@ -95,6 +100,19 @@ class Recovery:
         lsns = [row.lsn for row in tenants.rows.values()] + [row.lsn for row in tenants.ttls.values()]
         newest = max([*lsns, self.ledger.tenants.known_lsn], default=0)
         return bool(lsns) and (self.restored.damaged or newest > self.restored.last_lsn)
+
+    def resumed_s(self, wall_ns: int) -> int:
+        """Return the card time with which the next run begins, on a host whose clock says this."""
+        before_s, wall_s = self.restored.times.time_s, wall_ns // NS_PER_S
+        time_s = resumed_s(before_s, wall_s)
+        if before_s and abs(time_s - wall_s) > CLOCKS_DIFFER_S:
+            away_s, counted_s = wall_s - before_s, time_s - before_s
+            log.warning(
+                "by this host's clock the card was away for %d s: for lifetimes %d s are counted",
+                away_s,
+                counted_s,
+            )
+        return time_s
 
     def _wipe(self, wipes: Iterable[WipeRow]) -> None:
         for wipe in wipes:

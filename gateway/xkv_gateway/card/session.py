@@ -29,7 +29,6 @@ from xkv_gateway.card.structure import BLOCK_BYTES
 from xkv_gateway.card.superblock import Chosen
 from xkv_gateway.card.writer import JournalWriter
 from xkv_gateway.core.engine import Engine
-from xkv_gateway.core.lifetimes import resumed_s
 from xkv_nvmeof.blockdev import DeviceError
 
 if TYPE_CHECKING:
@@ -51,8 +50,6 @@ CHECKPOINTS: Final = 2
 """A and B."""
 PRESSURE_SHARE: Final = 4
 """Stores wait while less than this part (1/4) of the ring would be left for what is under way already."""
-CLOCKS_DIFFER_S: Final = 60
-"""By so much two clocks may disagree unnoticed."""
 RECORD_BYTES_PER_OBJECT: Final = 128
 """What an object that is being stored will take in the journal: its put, its delete and its freed record."""
 
@@ -133,21 +130,12 @@ class CardSession:
         )
 
     def _new_engine(self) -> Engine:
-        before_s = self.recovery.restored.times.time_s
-        wall_s = self._options.wall_clock() // 1_000_000_000
-        time_s = resumed_s(before_s, wall_s)
-        if before_s and abs(time_s - wall_s) > CLOCKS_DIFFER_S:
-            log.warning(
-                "this host's clock says that the card was away for %d s: for lifetimes %d s are counted",
-                wall_s - before_s,
-                time_s - before_s,
-            )
         return Engine(
             self._options.limits_of(self.superblock.layout),
             digest_secret=self.superblock.digest_secret,
             entropy=self._options.entropy,
             restored=self.recovery.restored,
-            time_s=time_s,
+            time_s=self.recovery.resumed_s(self._options.wall_clock()),
         )
 
     # --- what the store asks --------------------------------------------------------------------------------
