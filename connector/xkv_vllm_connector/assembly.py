@@ -216,12 +216,12 @@ class Assembly:
 
     def worker_side(self, kv_caches: dict[str, Any]) -> WorkerSide | None:
         """Make a worker's side, with its threads."""
-        # Torch is loaded already; the scheduler's side does without.
-        from xkv_vllm_connector.copies import GroupCopier, Streams, device_of  # noqa: PLC0415
-
         geometry, engine, settings = self._geometry, self._engine, self._settings
         if geometry is None or not kv_caches:
             return None
+        # Torch is loaded already; the scheduler's side does without.
+        from xkv_vllm_connector.copies import GroupCopier, Streams, device_of  # noqa: PLC0415
+
         config = engine.kv_cache_config
         streams = Streams(device_of(kv_caches))
         copiers = [

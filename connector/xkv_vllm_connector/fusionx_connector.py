@@ -157,6 +157,7 @@ class _WorkerMethods:
         """Begin the stores of the step; nobody waits for them."""
         if self._worker is not None:
             self._worker.start_stores(self._plan)
+            self._worker.pause(self._plan)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
         """Tell which requests have been loaded, and which not."""

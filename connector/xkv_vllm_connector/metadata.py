@@ -53,6 +53,8 @@ class StepPlan:
     fingerprint: bytes = b""
     loads: list[LoadJob] = field(default_factory=list)
     stores: list[StoreJob] = field(default_factory=list)
+    idle: bool = False
+    """Nothing is computed in this step: whoever has something under way may wait a moment for it."""
     failures_seen: int = 0
     """How many failed synchronous loads the scheduler knows of: stores planned before it knew of the last are void."""
 

@@ -281,7 +281,13 @@ class SchedulerSide:
             tables: The blocks of those requests.
         """
         self._lookups.step_ends()
-        plan = StepPlan(self._fingerprint, self._loads, self._stores.take_finished(), self._failures_seen)
+        plan = StepPlan(
+            self._fingerprint,
+            self._loads,
+            self._stores.take_finished(),
+            idle=not scheduled,
+            failures_seen=self._failures_seen,
+        )
         self._loads = []
         if tables is not None and tables.boundary_state_offloads:
             for request_id, states in tables.boundary_state_offloads.items():

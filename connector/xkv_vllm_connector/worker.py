@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _NS_PER_MS: Final = 1_000_000
 HELD: Final = frozenset({StoreStatus.STORED, StoreStatus.EXISTS})
+IDLE_WAIT_S: Final = 0.002
+"""How long a step that computes nothing waits for a job to end, instead of spinning and keeping the threads from working."""
 DRAIN_S: Final = 10.0
 """How long an engine that ends waits for its last stores."""
 
@@ -109,6 +111,8 @@ class WorkerSide:
         self._warn = warn
         self._lock = threading.Lock()
         self._report = WorkerReport()
+        self._under_way = 0
+        self._news = threading.Event()
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
@@ -134,7 +138,7 @@ class WorkerSide:
         mark = self._ordering.mark()
         orders = [_Order(job, plan.fingerprint, mark, self._clock()) for job in plan.loads]
         for order in orders:
-            self._loads.put(order)
+            self._hand_over(self._loads, order)
         for order, job in zip(orders, plan.loads, strict=True):
             if job.sync:
                 order.done.wait()
@@ -152,7 +156,18 @@ class WorkerSide:
             return
         mark = self._ordering.mark()
         for job in plan.stores:
-            self._stores.put(_Order(job, plan.fingerprint, mark, self._clock()))
+            self._hand_over(self._stores, _Order(job, plan.fingerprint, mark, self._clock()))
+
+    def _hand_over(self, orders: queue.SimpleQueue[_Order | None], order: _Order) -> None:
+        with self._lock:
+            self._under_way += 1
+        orders.put(order)
+
+    def pause(self, plan: StepPlan) -> None:
+        """In a step that computes nothing, wait a moment for a job to end, if one is under way."""
+        if plan.idle and self._under_way:
+            self._news.wait(IDLE_WAIT_S)
+        self._news.clear()
 
     def take_received(self) -> tuple[set[str], set[str]]:
         """Return the requests whose asynchronous load has ended since the last call, and those of them that failed."""
@@ -208,7 +223,10 @@ class WorkerSide:
             except Exception as error:  # noqa: BLE001 # a task boundary: a thread that ends would let requests wait for ever
                 self._warn(f"a bug: {type(error).__name__}: {error}")
             finally:
+                with self._lock:
+                    self._under_way -= 1
                 order.done.set()
+                self._news.set()
 
     def _keys(self, order: _Order, parts: Sequence[Part]) -> list[bytes]:
         groups = self._geometry.groups

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PROBES_DEFAULT: Final = 40
 WARM_UP: Final = 2
 MAX_TOKENS: Final = 1
+EMPTY_S: Final = 60.0
+EMPTY_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +108,33 @@ class Study:
                 return await self._prober.time_first(options.front, options.key_a2, prompt)
 
     async def _empty_prefix_cache(self) -> None:
+        """Blocks that are still being written to the card cannot be emptied: vLLM says so, and is asked again."""
+        url = f"{self._options.vllm}/reset_prefix_cache"
         try:
-            response = await self._client.post(f"{self._options.vllm}/reset_prefix_cache")
+            async with asyncio.timeout(EMPTY_S):
+                while not await self._is_emptied(url):  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(EMPTY_PAUSE_S)
+        except TimeoutError:
+            raise UnreachableError(
+                f"{url}: the prefix cache could not be emptied within {EMPTY_S:.0f} s",
+                advice="Nobody else may use this vLLM during the study.",
+            ) from None
+
+    async def _is_emptied(self, url: str) -> bool:
+        try:
+            response = await self._client.post(url)
         except httpx.HTTPError as error:
             raise UnreachableError(f"{self._options.vllm}: {type(error).__name__}") from None
         if response.status_code != httpx.codes.OK:
             raise UnreachableError(
-                f"{self._options.vllm}/reset_prefix_cache answered {response.status_code}",
+                f"{url} answered {response.status_code}",
                 advice="vLLM has this route with VLLM_SERVER_DEV_MODE=1; use that for the study only.",
             )
+        try:
+            document = response.json()
+        except ValueError:  # vLLM before 0.32 says nothing
+            return True
+        return not isinstance(document, dict) or document.get("success") is not False
 
     async def _probe(self, arm: Arm, known: str, *, keep: bool = True) -> None:
         """Time the victim's prompt and a fresh one, in an order drawn by lot."""

@@ -15,6 +15,7 @@ from xkv_nvmeof.controller_types import (
     ShutdownCommand,
 )
 from xkv_nvmeof.spec import (
+    ASYNC_ACCESS_CHANGE,
     ASYNC_NAMESPACE_ATTRIBUTE,
     PROPERTY_BYTES,
     AsyncEventType,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from xkv_nvmeof.command import ConnectData, SubmissionEntry
     from xkv_nvmeof.controller_card import Card
     from xkv_nvmeof.controller_connection import ControllerConnection
+    from xkv_nvmeof.multipath import Access
 
 _SHUTDOWN_STATUS: Final = {
     ControllerPhase.SHUTTING_DOWN: ShutdownStatus.OCCURRING,
@@ -226,6 +228,18 @@ class Controller:
         self.admin_connection.reply(cid, Reply(Status.ABORT_REQUESTED))
         return True
 
+    @property
+    def access(self) -> Access:
+        """What this host may do with the namespace, by the way it came."""
+        return self.card.access_at(self.admin_connection.portal)
+
+    def access_changed(self) -> None:
+        """Tell the host, if it asked for it; once until it reads the log (Base 5.2.1, 8.1)."""
+        if self.features[FeatureId.ASYNC_EVENT_CONFIGURATION] & ASYNC_ACCESS_CHANGE:
+            page = LogPageId.ASYMMETRIC_ACCESS
+            self._events[page] = AsyncEventType.NOTICE | NoticeInfo.ANA_CHANGE << 8 | page << 16
+            self._deliver()
+
     def namespace_changed(self, nsid: int) -> None:
         """Tell the host, if it asked for it; once until it reads the list (Base 5.2.1, 5.16.1.5)."""
         if nsid not in self.changed_namespaces and len(self.changed_namespaces) < MAX_CHANGED_NAMESPACES:
@@ -240,9 +254,9 @@ class Controller:
     def log_read(self, page: int) -> None:
         """The log page was read without Retain: its event may come again."""
         self._masked.discard(page)
+        self._events.pop(page, None)
         if page == LogPageId.CHANGED_NAMESPACES:
             self.changed_namespaces.clear()
-            self._events.pop(page, None)
 
     def _deliver(self) -> None:
         for page in [page for page in self._events if page not in self._masked]:

@@ -15,12 +15,14 @@ from xkv_nvmeof.identify import (
     NamespaceDescriptors,
     encode_active_namespaces,
 )
-from xkv_nvmeof.logpages import SmartLog
+from xkv_nvmeof.logpages import ACCESS_GROUPS_ONLY, AccessGroup, SmartLog, encode_access_log
 from xkv_nvmeof.reservation import ONCS_RESERVATIONS, type_bit
 from xkv_nvmeof.spec import (
+    ASYNC_ACCESS_CHANGE,
     ASYNC_NAMESPACE_ATTRIBUTE,
     DISCOVERY_NQN,
     IDENTIFY_BYTES,
+    MULTIPATH_ACCESS_REPORTING,
     NSID_BROADCAST,
     SQE_BYTES,
     AdminOpcode,
@@ -43,6 +45,11 @@ _ONCS_DSM: Final = 1 << 2
 _ONCS_WRITE_ZEROES: Final = 1 << 3
 _RESCAP: Final = sum(map(type_bit, ReservationType)) | 1 << 7
 """All types; the ignored key as Base 1.3 defines it; nothing persists (NVM 4.1.5.1)."""
+_ACCESS_GROUP: Final = 1
+"""The namespace's group of asymmetric access, the only one."""
+_ACCESS_STATES: Final = 0x1F
+"""ANACAP: all states are reported (Base Figure 275)."""
+_ACCESS_TRANSITION_S: Final = 10
 _EFFECT_SUPPORTED: Final = 1
 _EFFECT_CONTENT: Final = 1 << 1
 
@@ -136,6 +143,7 @@ def identify_controller(controller: Controller) -> IdentifyController:
     """What the controller tells about itself (Base 5.17.2.1)."""
     config = controller.card.config
     discovery = controller.discovery
+    reporting = config.access_reporting and not discovery
     transfer_pages = config.max_transfer_bytes // MIN_PAGE_BYTES
     reservations = ONCS_RESERVATIONS if config.reservations else 0
     return IdentifyController(
@@ -147,13 +155,19 @@ def identify_controller(controller: Controller) -> IdentifyController:
         version=config.version,
         mdts=transfer_pages.bit_length() - 1,
         controller_type=2 if discovery else 1,
-        multipath=0 if discovery else 0x02,
-        async_events=0 if discovery else ASYNC_NAMESPACE_ATTRIBUTE,
+        multipath=0 if discovery else 0x02 | (MULTIPATH_ACCESS_REPORTING if reporting else 0),
+        async_events=0
+        if discovery
+        else ASYNC_NAMESPACE_ATTRIBUTE | (ASYNC_ACCESS_CHANGE if reporting else 0),
         attributes=0x01,
         abort_limit=MAX_ABORTS - 1,
         async_event_limit=MAX_ASYNC_EVENTS - 1,
         log_attributes=0x04 if discovery else 0x06,
         keep_alive_granularity=10,
+        access_transition_s=_ACCESS_TRANSITION_S if reporting else 0,
+        access_capabilities=_ACCESS_STATES if reporting else 0,
+        access_group_max=_ACCESS_GROUP if reporting else 0,
+        access_group_count=_ACCESS_GROUP if reporting else 0,
         max_commands=config.max_queue_entries,
         namespace_count=0 if discovery else config.namespace.nsid,
         nvm_commands=0 if discovery else _ONCS_DSM | _ONCS_WRITE_ZEROES | reservations,
@@ -179,6 +193,7 @@ def identify_namespace(controller: Controller) -> IdentifyNamespace:
         sharing=0x01,
         reservation_capabilities=_RESCAP if controller.card.config.reservations else 0,
         deallocate_features=0x09,
+        access_group=_ACCESS_GROUP if controller.card.config.access_reporting else 0,
         nguid=namespace.nguid,
     )
 
@@ -223,6 +238,13 @@ def _commands_effects(controller: Controller) -> bytes:
     return b"".join(value.to_bytes(4, "little") for value in effects).ljust(4096, b"\0")
 
 
+def _asymmetric_access(controller: Controller, *, groups_only: bool = False) -> bytes:
+    namespace = controller.card.config.namespace
+    group = AccessGroup(_ACCESS_GROUP, controller.access)
+    nsids = [] if groups_only or not namespace.attached else [namespace.nsid]
+    return encode_access_log(0, [group], nsids)
+
+
 def _discovery(controller: Controller) -> bytes:
     return discovery_log(controller.admin_connection.portal, controller.card.config.nqn)
 
@@ -233,6 +255,7 @@ _IO_PAGES: Final[dict[int, Callable[[Controller], bytes]]] = {
     LogPageId.FIRMWARE_SLOT: _firmware_slot,
     LogPageId.CHANGED_NAMESPACES: _changed_namespaces,
     LogPageId.COMMANDS_EFFECTS: _commands_effects,
+    LogPageId.ASYMMETRIC_ACCESS: _asymmetric_access,
 }
 _DISCOVERY_PAGES: Final[dict[int, Callable[[Controller], bytes]]] = {LogPageId.DISCOVERY: _discovery}
 
@@ -241,7 +264,8 @@ def _get_log_page(controller: Controller, entry: SubmissionEntry) -> Reply:
     """Get Log Page (Base 5.16): beyond the end of a page there are zeroes; an offset beyond it is refused."""
     page = entry.cdw10 & 0xFF
     pages = _DISCOVERY_PAGES if controller.discovery else _IO_PAGES
-    if page not in pages:
+    reported = page != LogPageId.ASYMMETRIC_ACCESS or controller.card.config.access_reporting
+    if page not in pages or not reported:
         return Reply(Status.INVALID_LOG_PAGE)
     length_bytes = ((entry.cdw10 >> 16 | (entry.cdw11 & 0xFFFF) << 16) + 1) * 4
     offset_bytes = entry.cdw12 | entry.cdw13 << 32
@@ -251,6 +275,8 @@ def _get_log_page(controller: Controller, entry: SubmissionEntry) -> Reply:
     if status:
         return Reply(status)
     content = pages[page](controller)
+    if page == LogPageId.ASYMMETRIC_ACCESS and entry.cdw10 >> 8 & ACCESS_GROUPS_ONLY:
+        content = _asymmetric_access(controller, groups_only=True)
     if offset_bytes > len(content):
         return Reply(Status.INVALID_FIELD)
     if not entry.cdw10 >> 15 & 1:

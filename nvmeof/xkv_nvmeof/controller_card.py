@@ -22,6 +22,7 @@ from xkv_nvmeof.controller_types import (
     WriteCommand,
     WriteZeroesCommand,
 )
+from xkv_nvmeof.multipath import Access
 from xkv_nvmeof.spec import (
     CNTLID_DYNAMIC,
     DISCOVERY_NQN,
@@ -73,6 +74,7 @@ class Card:
         self.config = config
         self.counters = CardCounters()
         self.guard = Guard(config.namespace.nsid, enabled=config.reservations)
+        self._access: dict[Portal, Access] = {}
         self._connections: set[ControllerConnection] = set()
         self._controllers: dict[int, Controller] = {}
         self._next_cntlid = 1
@@ -136,6 +138,18 @@ class Card:
         self.config = replace(self.config, namespace=namespace)
         self.namespace_changed()
 
+    def access_at(self, portal: Portal) -> Access:
+        """Return what hosts that came by a portal may do with the namespace."""
+        return self._access.get(portal, Access.OPTIMIZED)
+
+    def set_access(self, portal: Portal, access: Access) -> None:
+        """Change what hosts that came by a portal may do with the namespace, and tell them (Base 8.1)."""
+        assert self.config.access_reporting
+        self._access[portal] = access
+        for controller in self._controllers.values():
+            if not controller.discovery and controller.admin_connection.portal == portal:
+                controller.access_changed()
+
     def namespace_changed(self) -> None:
         """Tell every host that the attributes of the namespace changed."""
         for controller in self._controllers.values():
@@ -149,13 +163,20 @@ class Card:
         self._dirty[connection] = None
 
     def connection_lost(self, connection: ControllerConnection, *, unexpected: bool) -> None:
-        """A TCP connection is gone: without Disconnect its association ends with it (Base 3.3.1)."""
+        """A TCP connection is gone: an I/O queue with it, and with the admin queue the association (Base 3.3.1).
+
+        Linux ends in this way: it closes its I/O queues without Disconnect, and then shuts the controller down.
+        """
         self._connections.discard(connection)
         self._dirty.pop(connection, None)
         controller = connection.controller
-        if controller is not None and controller.queues.get(connection.queue_id) is connection and unexpected:
+        if controller is None or controller.queues.get(connection.queue_id) is not connection or not unexpected:
+            return
+        if connection.queue_id:
+            controller.disconnected(connection)
+        else:
             over = controller.phase is ControllerPhase.SHUT_DOWN
-            controller.end("the host is done" if over else "a connection of the association was lost")
+            controller.end("the host is done" if over else "its admin connection was lost")
 
     def protocol_error(self, connection: ControllerConnection) -> None:
         """A connection ends with a TermReq: the association ends with it."""

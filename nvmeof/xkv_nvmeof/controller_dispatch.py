@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.controller_gate import is_step
-from xkv_nvmeof.controller_io import Inbound, execute, judge
+from xkv_nvmeof.controller_io import Inbound, Judgement, execute, judge
 from xkv_nvmeof.controller_types import Reply
+from xkv_nvmeof.multipath import Access
 from xkv_nvmeof.spec import CONNECT_DATA_BYTES, FABRICS_OPCODE, FabricsType, SglType, Status
 
 if TYPE_CHECKING:
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
     from xkv_nvmeof.controller import Controller
     from xkv_nvmeof.controller_connection import ControllerConnection
     from xkv_nvmeof.controller_types import IoCommand
+
+
+_PATH_STATUS: Final = {
+    Access.INACCESSIBLE: Status.ASYMMETRIC_ACCESS_INACCESSIBLE,
+    Access.PERSISTENT_LOSS: Status.ASYMMETRIC_ACCESS_LOST,
+    Access.CHANGE: Status.ASYMMETRIC_ACCESS_TRANSITION,
+}
+"""What an I/O command hears where the namespace cannot be used (Base 8.1.3)."""
 
 
 def dispatch(connection: ControllerConnection, entry: SubmissionEntry, data: memoryview, now_ns: int) -> None:
@@ -74,7 +83,9 @@ def _io(connection: ControllerConnection, entry: SubmissionEntry, data: memoryvi
     if card.guard.concerns(entry.opcode):
         card.guard.arrived(connection, entry, data)
         return
-    judgement = judge(entry, len(data), config)
+    judgement: Judgement = _PATH_STATUS.get(card.access_at(connection.portal), Status.SUCCESS)
+    if not judgement:
+        judgement = judge(entry, len(data), config)
     if not isinstance(judgement, Status) and card.guard.refuses(connection, entry.opcode):
         judgement = Status.RESERVATION_CONFLICT
     if not isinstance(judgement, Inbound):

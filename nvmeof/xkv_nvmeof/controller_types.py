@@ -39,6 +39,9 @@ RETRYABLE: Final = frozenset(
         Status.UNRECOVERED_READ_ERROR,
         Status.WRITE_FAULT,
         Status.CONNECT_CONTROLLER_BUSY,
+        Status.ASYMMETRIC_ACCESS_LOST,
+        Status.ASYMMETRIC_ACCESS_INACCESSIBLE,
+        Status.ASYMMETRIC_ACCESS_TRANSITION,
     }
 )
 """Failures that may go away by themselves: the DNR bit stays clear."""
@@ -88,6 +91,8 @@ class CardConfig:
     min_keep_alive_ns: int = KEEP_ALIVE_STEP_NS
     ready_timeout_ns: int = 15_000_000_000
     reservations: bool = True
+    access_reporting: bool = False
+    """Asymmetric namespace access: whether the card tells, and keeps, what each portal may do with the namespace."""
     authentication: ControllerKeys | None = None
     """Keys of the hosts and of the card; None: hosts need not prove who they are."""
 

@@ -119,6 +119,7 @@ class FrameReader:
         self.wire = PLAIN
         """How the peer lays out its PDUs."""
         self._established = False
+        self._plain = False
         self._setup_seen = False
         self._stage = _Stage.HEADER
         self._chunk = memoryview(b"")
@@ -138,6 +139,7 @@ class FrameReader:
         assert not self._established
         self.wire = wire
         self._established = True
+        self._plain = wire == PLAIN
 
     @property
     def mid_pdu(self) -> bool:
@@ -178,6 +180,28 @@ class FrameReader:
                 return self._next_term()
             else:
                 return self._next_digest()
+
+    @property
+    def plain(self) -> bool:
+        """Whether a PDU starts where `feed` comes next, and PDUs are headers and data alone: no digests, no padding."""
+        return self._plain and self._stage is _Stage.HEADER and not self._head
+
+    def begin_data(self, data_bytes: int) -> None:
+        """Tell that the owner handled a header itself, and the next `data_bytes` of the connection are its data.
+
+        Only while `plain`. What the owner took must not be fed.
+        """
+        self._pdu_digest = False
+        self._stage = _Stage.DATA
+        self.data_pending_bytes = data_bytes
+
+    def plain_placed(self, count: int) -> bool:
+        """Tell that `count` bytes of data without a digest were received past this parser; True: it was the last."""
+        self.data_pending_bytes -= count
+        if self.data_pending_bytes:
+            return False
+        self._stage = _Stage.HEADER
+        return True
 
     def data_placed(self, *views: memoryview) -> None:
         """Tell that the next data bytes were received into `views`, past this parser."""

@@ -32,19 +32,19 @@ from xkv_nvmeof.host_settings import (
 )
 from xkv_nvmeof.host_states import OVER, QueueEvent, QueueState, advance
 from xkv_nvmeof.host_table import CommandTable
+from xkv_nvmeof.host_usual import take_usual
 from xkv_nvmeof.pdu import (
     R2T,
     C2HData,
     C2HTermReq,
     CapsuleResp,
-    H2CData,
     H2CTermReq,
     ICReq,
     ICResp,
     PeerViolation,
     WireFormat,
     encode,
-    encode_h2c_data,
+    h2c_data_header,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +71,11 @@ class HostQueue:
         self._reader = FrameReader(host_limits(settings.max_receive_bytes))
         self._setup_deadline_ns = NO_DEADLINE
         self._connect: Exchange | None = None
-        self._reading: tuple[Exchange, C2HData] | None = None
+        self._takes_usual = False
+        self._reading: Exchange | None = None
+        """The read whose data comes next."""
+        self._reading_success = False
+        """Whether the end of that data is the completion (SUCCESS flag)."""
 
     def start(self, deadline_ns: int) -> None:
         """Queue the ICReq; the ICResp must come before `deadline_ns`."""
@@ -113,12 +117,20 @@ class HostQueue:
         if self.state in OVER:
             return
         reader = self._reader
+        if reader.plain and self._takes_usual and not self._table.draining:
+            at, reading = take_usual(chunk, self._table, self._settings.max_receive_bytes, self._requested)
+            if reading is not None:
+                self._reading, self._reading_success = reading, True
+                reader.begin_data(reading.receive_bytes - reading.received_bytes)
+            if at == len(chunk):
+                return
+            chunk = chunk[at:]
         try:
             reader.feed(chunk)
             while (event := reader.next_event()) is not None:
                 if type(event) is memoryview:
                     assert self._reading is not None
-                    self._reading[0].place(event)
+                    self._reading.place(event)
                 else:
                     self._handle(event)
                     if self.failure is not None:
@@ -132,7 +144,7 @@ class HostQueue:
         reading = self._reading
         if not pending or reading is None:
             return []
-        return reading[0].direct_views(pending, MAX_DIRECT_VIEWS)
+        return reading.direct_views(pending, MAX_DIRECT_VIEWS)
 
     @property
     def data_pending(self) -> bool:
@@ -144,12 +156,17 @@ class HostQueue:
 
         `behind` is what came behind them when they were filled, and may be reused afterwards.
         """
-        reading = self._reading
+        reading, reader = self._reading, self._reader
         assert reading is not None
-        self._reader.data_placed(*cut(views, 0, count))
-        reading[0].placed(count)
-        if not self._reader.data_pending_bytes:
-            self.receive(behind)
+        reading.placed(count)
+        if reader.wire.data_digest:
+            reader.data_placed(*cut(views, 0, count))
+            if not reader.data_pending_bytes:
+                self.receive(behind)
+        elif reader.plain_placed(count):
+            self._end_data(reading, DataEnd.INTACT)
+            if behind:
+                self.receive(behind)
 
     def sent(self, count: int) -> None:
         """Tell that the connection took the next `count` bytes of the outbox."""
@@ -189,7 +206,8 @@ class HostQueue:
             case C2HData():
                 self._on_data(event)
             case DataEnd():
-                self._on_data_end(event)
+                assert self._reading is not None
+                self._end_data(self._reading, event)
             case CapsuleResp():
                 self._on_response(event)
             case R2T():
@@ -219,15 +237,13 @@ class HostQueue:
             raise not_in_flight(pdu.command_id, pdu, CID_OF_DATA, self._reader.wire)
         judge_data(exchange, pdu, self._reader.wire, flow_control=self._settings.flow_control)
         exchange.saw_last = pdu.last
-        self._reading = (exchange, pdu)
+        self._reading, self._reading_success = exchange, pdu.success
 
-    def _on_data_end(self, end: DataEnd) -> None:
-        assert self._reading is not None
-        exchange, pdu = self._reading
+    def _end_data(self, exchange: Exchange, end: DataEnd) -> None:
         self._reading = None
         if end is DataEnd.CORRUPT:
             exchange.corrupt = True
-        if pdu.success:
+        if self._reading_success:
             exchange.status = exchange.result = 0
             self._table.complete(exchange)
 
@@ -249,6 +265,7 @@ class HostQueue:
             self._connect = None
             if status == 0:
                 self.state = advance(self.state, QueueEvent.CONNECT_GRANTED)
+                self._takes_usual = not self._settings.flow_control
 
     def _on_r2t(self, pdu: R2T) -> None:
         exchange = self._table.find(pdu.command_id)
@@ -258,14 +275,16 @@ class HostQueue:
         if exchange.r2t_ends:
             exchange.r2t_ends = tuple(end for end in exchange.r2t_ends if end > outbox.sent_bytes)
         judge_r2t(exchange, pdu, self._reader.wire, max_r2t=self._settings.max_r2t)
+        self._requested(exchange, pdu.transfer_tag, pdu.offset_bytes, pdu.data_bytes)
+
+    def _requested(self, exchange: Exchange, tag: int, start: int, length: int) -> None:
+        """Queue the data that was asked for, in PDUs of at most MAXH2CDATA."""
         assert self.granted is not None
-        limit = self.granted.max_h2c_data_bytes
-        start = pdu.offset_bytes
-        exchange.requested_bytes = end = start + pdu.data_bytes
+        outbox, limit = self.outbox, self.granted.max_h2c_data_bytes
+        exchange.requested_bytes = end = start + length
         while start < end:
             size = min(limit, end - start)
-            data = H2CData(exchange.cid, pdu.transfer_tag, start, size, start + size == end)
-            header = encode_h2c_data(data, outbox.wire)
+            header = h2c_data_header(exchange.cid, tag, start, size, outbox.wire, last=start + size == end)
             exchange.send_end = outbox.put(header, cut(exchange.send, start, size), size)
             start += size
         exchange.r2t_ends += (exchange.send_end,)

@@ -6,7 +6,7 @@ An `Exchange` is one command from its submission until its outcome. Its buffers 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -38,9 +38,12 @@ class Outcome(Enum):
     """The queue pair ended with the command sent and without a status: it may or may not be executed."""
 
 
+_PENDING: Final = Outcome.PENDING
+
+
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One command. The maker fills the first group; the queue pair fills the rest.
+    """One command. The maker fills the first group; the queue pair fills the rest, some of it at each submission.
 
     `sqe` is the submission entry with a command id of zero and the data pointer of a transfer in PDUs of its own;
     both are set by the queue pair. `send` and `receive` are byte views. `deadline_ns` is monotonic.
@@ -61,28 +64,29 @@ class Exchange:
     """How often it went again by another association."""
 
     cid: int = -1
-    outcome: Outcome = Outcome.PENDING
-    status: int = 0
+    status: int = field(init=False)
     """Status code type * 256 + status code."""
     do_not_retry: bool = False
-    result: int = 0
+    result: int = field(init=False)
     """Dwords 0 and 1 of the completion."""
-    received_bytes: int = 0
-    requested_bytes: int = 0
+    outcome: Outcome = field(init=False)
+    received_bytes: int = field(init=False)
+    requested_bytes: int = field(init=False)
     """How much of `send` the controller has asked for (or took in the capsule)."""
-    saw_last: bool = False
-    corrupt: bool = False
-    starts_at: int = 0
+    saw_last: bool = field(init=False)
+    corrupt: bool = field(init=False)
+    starts_at: int = field(init=False)
     """Place of the first byte of the capsule in all that the queue pair ever sent."""
-    send_end: int = 0
+    send_end: int = field(init=False)
     """Place behind the last byte queued for this command."""
-    r2t_ends: tuple[int, ...] = ()
+    r2t_ends: tuple[int, ...] = field(init=False)
     """Places behind the data of each request that is not out yet."""
-    _targets: list[memoryview] | None = None
+    _targets: list[memoryview] | None = field(init=False)
 
     def reset(self) -> None:
         """Make the exchange ready for (another) submission."""
-        self.outcome = Outcome.PENDING
+        self.outcome = _PENDING
+        self.status = self.result = 0
         self.received_bytes = self.requested_bytes = 0
         self.saw_last = self.corrupt = False
         self.r2t_ends = ()

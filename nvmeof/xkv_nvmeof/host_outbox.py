@@ -58,6 +58,11 @@ class Outbox:
     def sent(self, count: int) -> None:
         """Tell that the connection took the next `count` bytes."""
         self.sent_bytes += count
+        if self.sent_bytes == self.queued_bytes:
+            self._buffers.clear()
+            self._pdu_ends.clear()
+            self._last_end = self.sent_bytes
+            return
         buffers, ends, total = self._buffers, self._pdu_ends, self.sent_bytes
         while ends and ends[0] <= total:
             self._last_end = ends.popleft()

@@ -8,6 +8,7 @@ from xkv_nvmeof.host_command import NO_DEADLINE, CommandSlots, Exchange, Outcome
 from xkv_nvmeof.host_outbox import Outbox
 from xkv_nvmeof.pdu import encode_command
 
+_COMPLETED: Final = Outcome.COMPLETED
 _COMMAND_BYTES: Final = 4096
 """What a command counts beside its data when the load of a queue pair is judged."""
 
@@ -24,7 +25,8 @@ class CommandTable:
         self.slots = CommandSlots(entries, flow_control=flow_control)
         self.load_bytes = 0
         """Data of the commands in flight, and a little for each."""
-        self._draining: list[Exchange] = []
+        self.draining: list[Exchange] = []
+        """Completed, but not wholly sent."""
         self._finished: list[Exchange] = []
 
     def submit(self, exchange: Exchange, *, in_capsule: bool) -> None:
@@ -45,7 +47,7 @@ class CommandTable:
     def find(self, cid: int) -> Exchange | None:
         """Return the exchange that the controller may still talk about under `cid`."""
         exchange = self.slots.in_flight.get(cid)
-        return None if exchange in self._draining else exchange
+        return None if exchange in self.draining else exchange
 
     def unsent(self, exchange: Exchange) -> bool:
         """Whether bytes of the exchange wait in the outbox."""
@@ -54,25 +56,29 @@ class CommandTable:
     def complete(self, exchange: Exchange) -> None:
         """The controller gave the status of `exchange`."""
         if self.unsent(exchange):
-            self._draining.append(exchange)
+            self.draining.append(exchange)
         elif exchange.corrupt and exchange.status == 0:
             self._finish(exchange, Outcome.CORRUPT)
         else:
             self._finish(exchange, Outcome.COMPLETED)
 
+    def succeed(self, exchange: Exchange) -> None:
+        """The exchange completed with success; nothing of it is unsent or corrupt."""
+        self._finish(exchange, _COMPLETED)
+
     def sent(self, count: int) -> None:
         """The connection took the next `count` bytes."""
         self.outbox.sent(count)
-        if self._draining:
-            for exchange in [one for one in self._draining if not self.unsent(one)]:
-                self._draining.remove(exchange)
+        if self.draining:
+            for exchange in [one for one in self.draining if not self.unsent(one)]:
+                self.draining.remove(exchange)
                 self._finish(exchange, Outcome.COMPLETED)
 
     def fail_all(self) -> bool:
         """The connection is over: finish everything; tell whether a TermReq can still be sent (between PDUs)."""
         sent = self.outbox.sent_bytes
         between = self.outbox.drop()
-        self._draining = []
+        self.draining = []
         for exchange in list(self.slots.in_flight.values()):
             self._finish(exchange, Outcome.NEVER_SENT if exchange.starts_at >= sent else Outcome.LOST)
         return between

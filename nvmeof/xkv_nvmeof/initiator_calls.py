@@ -9,6 +9,7 @@ from xkv_nvmeof.blockdev import DataCorrupted, DeviceError, DeviceOffline, Outco
 from xkv_nvmeof.command import BlockRange, encode_ranges
 from xkv_nvmeof.host_command import Exchange, Outcome, cut
 from xkv_nvmeof.initiator_errors import command_failed
+from xkv_nvmeof.pdu import SQE_BYTES
 from xkv_nvmeof.reservation import EXTENDED
 from xkv_nvmeof.spec import PSDT_SGL, IoOpcode, SglType
 
@@ -20,15 +21,18 @@ if TYPE_CHECKING:
 
 _ENTRY: Final = Struct("<BBHIQQQI3xBQIIII")
 """A submission entry of an I/O command (Base 3.3.3.1) with cdw10 and cdw11 as the first block."""
+_DATA_IN_PDUS: Final = int(SglType.TRANSPORT_DATA_BLOCK)
+_COMPLETED: Final = Outcome.COMPLETED
 _DEALLOCATE: Final = 1 << 2
 
 
 def entry(opcode: int, nsid: int, first_block: int, cdw12: int, length_bytes: int) -> bytearray:
     """Return the entry of an I/O command whose dwords 10 and 11 are a block address (NVM 3.2)."""
-    kind = SglType.TRANSPORT_DATA_BLOCK
-    return bytearray(
-        _ENTRY.pack(opcode, PSDT_SGL, 0, nsid, 0, 0, 0, length_bytes, kind, first_block, cdw12, 0, 0, 0)
+    sqe = bytearray(SQE_BYTES)
+    _ENTRY.pack_into(
+        sqe, 0, opcode, PSDT_SGL, 0, nsid, 0, 0, 0, length_bytes, _DATA_IN_PDUS, first_block, cdw12, 0, 0, 0
     )
+    return sqe
 
 
 class Call:
@@ -96,10 +100,16 @@ class Call:
         """Whether no more of it is to be sent."""
         return self._stopped
 
+    @property
+    def next_send_bytes(self) -> int:
+        """Data that the next command to send writes; 0 where it writes none, or there is none."""
+        return self._ahead[0].send_bytes if self._ahead else 0
+
     def take(self, association: Association) -> Exchange:
         """Return the next command, to be sent by `association`; there is one."""
-        exchange = self._ahead.pop()
-        if not self._ahead:
+        ahead = self._ahead
+        exchange = ahead.pop()
+        if not ahead:
             self._look_ahead()
         self.in_flight[exchange] = association
         return exchange
@@ -125,11 +135,16 @@ class Call:
 
     def finished(self, exchange: Exchange) -> bool:
         """Take the end of one command; return whether the call waits for room (again)."""
-        association = self.in_flight.pop(exchange)
+        in_flight = self.in_flight
+        association = in_flight.pop(exchange)
         outcome = exchange.outcome
-        if outcome is Outcome.COMPLETED:
+        if outcome is _COMPLETED:
             self.executed_any = True
-            if exchange.status:
+            if not exchange.status:
+                if not in_flight and not self._ahead:
+                    self._conclude()
+                    return False
+            else:
                 self.stop(command_failed(self.what, exchange.status, do_not_retry=exchange.do_not_retry))
         elif outcome is Outcome.CORRUPT:
             if exchange.tries:

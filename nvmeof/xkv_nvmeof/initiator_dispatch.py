@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.blockdev import DeviceError, DeviceOffline, OutcomeUnknown
 from xkv_nvmeof.host_command import NO_DEADLINE, Outcome
@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from xkv_nvmeof.initiator_options import InitiatorOptions
 
 _NS_PER_MS = 1_000_000
+_COMPLETED: Final = Outcome.COMPLETED
 _MOVES_MAX = 8
 """So often a command goes from one path to another before its failure counts."""
+SHARED_WRITE_BYTES: Final = 32 * 1024
+"""Writes from this size on share the first link with room ..."""
+SHARED_LOAD_BYTES: Final = 3 * 512 * 1024
+"""... while no more than this is in flight there."""
 
 
 class Dispatcher:
@@ -44,6 +49,8 @@ class Dispatcher:
         self._links: list[tuple[QueueLink, Association]] = []
         self._alternatives = False
         """Whether a command that one association loses can go by another."""
+        self._asked: set[Association] = set()
+        """Those that are about to tell what access there is: while there are some, calls wait."""
         self._echoes = Echoes()
         self._waiting: deque[Call] = deque()
         self._reason = "not connected yet"
@@ -51,21 +58,35 @@ class Dispatcher:
     def attach(self, association: Association, access: Access = Access.OPTIMIZED) -> None:
         """Use `association` from now on, as far as `access` lets it; called again when that changes."""
         self._paths[association] = access
+        self._asked.discard(association)
         association.expire_waiting = self.expire
         for link in association.links:
             link.on_room = self._pump
         self._choose()
+        self._settle(association, f"the controller gives no access to the namespace ({access.name})")
         self._pump()
+
+    def ask(self, association: Association) -> None:
+        """The access of `association` is being read anew; `attach` will tell."""
+        if association in self._paths:
+            self._asked.add(association)
 
     def detach(self, association: Association, reason: str) -> None:
         """Send nothing more by `association`, because of `reason`; without any other what waits fails at once."""
         self._paths.pop(association, None)
+        self._asked.discard(association)
         self._reason = reason
         self._choose()
-        if not self._links:
-            waiting, self._waiting = self._waiting, deque()
-            for call in waiting:
-                call.association_ended(association, reason)
+        self._settle(association, reason)
+
+    def _settle(self, association: Association, reason: str) -> None:
+        """When nothing can be sent any more, nor soon: what waits fails."""
+        if self.usable:
+            return
+        self._reason = reason
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.association_ended(association, reason)
 
     def refuse(self, reason: str) -> None:
         """While nothing can be sent: this is why."""
@@ -73,8 +94,8 @@ class Dispatcher:
 
     @property
     def usable(self) -> bool:
-        """Whether anything can be sent."""
-        return bool(self._links)
+        """Whether anything can be sent, or will be known soon."""
+        return bool(self._links or self._asked)
 
     def _choose(self) -> None:
         chosen = choose(self._paths)
@@ -87,7 +108,7 @@ class Dispatcher:
         Raises:
             DeviceError: as the block device contract says.
         """
-        if not self._links:
+        if not self.usable:
             self._counters.errors += 1
             raise DeviceOffline(f"{what}: {self._reason}")
         if len(self._waiting) >= self._options.max_waiting_calls:
@@ -99,8 +120,9 @@ class Dispatcher:
             commands = await self._after_echoes(what, commands, deadline_ns)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         call = Call(what, commands, deadline_ns, future, mutates=mutates)
-        self._waiting.append(call)
-        if len(self._waiting) == 1:
+        waiting = self._waiting
+        waiting.append(call)
+        if len(waiting) == 1:
             self._pump()
         try:
             await future
@@ -129,7 +151,7 @@ class Dispatcher:
             raise OutcomeUnknown(f"{what}: {reason}", settles_at_ns=settles_at_ns)
         if settles_at_ns:
             await asyncio.sleep(max(0, settles_at_ns - self._clock()) / 1e9)
-            if not self._links:
+            if not self.usable:
                 self._counters.errors += 1
                 raise DeviceOffline(f"{what}: {self._reason}")
         return iter(listed)
@@ -154,16 +176,10 @@ class Dispatcher:
             call.future.exception()  # The caller is gone; nobody else is to be told.
 
     def _pump(self) -> None:
-        """Send as many waiting commands as there is room for, a command of each call in turn, where the least is queued."""
+        """Send as many waiting commands as there is room for, a command of each call in turn."""
         waiting = self._waiting
         while waiting:
-            best = None
-            least_bytes = 0
-            for pair in self._links:
-                core = pair[0].core
-                # By bytes, so that what is small does not queue behind what is large.
-                if core.room and (best is None or core.load_bytes < least_bytes):
-                    best, least_bytes = pair, core.load_bytes
+            best = self._link_for(waiting[0].next_send_bytes)
             if best is None:
                 return
             call = waiting.popleft()
@@ -180,8 +196,29 @@ class Dispatcher:
                 exchange.deadline_ns = now_ns + max(1, (call.deadline_ns - now_ns) // 2)
             link.submit(exchange)
 
+    def _link_for(self, send_bytes: int) -> tuple[QueueLink, Association] | None:
+        """Return the link with room where the least is queued; but larger writes share one, up to a bound.
+
+        By bytes, so that what is small does not queue behind what is large. The data of writes that share a link
+        leaves in fewer system calls, which are most of what a write costs.
+        """
+        best = None
+        least_bytes = 0
+        for pair in self._links:
+            core = pair[0].core
+            load_bytes = core.load_bytes
+            if (best is None or load_bytes < least_bytes) and core.room:
+                best, least_bytes = pair, load_bytes
+                if send_bytes >= SHARED_WRITE_BYTES and load_bytes + send_bytes <= SHARED_LOAD_BYTES:
+                    break
+        return best
+
     def _finished(self, call: Call, association: Association, exchange: Exchange) -> None:
-        if exchange.outcome is Outcome.COMPLETED and speaks_of_the_path(exchange.status):
+        if exchange.outcome is _COMPLETED and not exchange.status:
+            if call.finished(exchange) and call not in self._waiting:
+                self._waiting.append(call)
+            return
+        if exchange.outcome is _COMPLETED and speaks_of_the_path(exchange.status):
             self._doubt(association)
         if self._goes_again(call, exchange):
             if exchange.outcome is Outcome.LOST:
@@ -199,14 +236,14 @@ class Dispatcher:
             return
         if self._alternatives or association.reports_access:
             self._paths[association] = Access.CHANGE
-            self._reason = "the controller says that the path is at fault"
+            self._asked.add(association)
             self._choose()
         if association.on_access is not None:
             association.on_access()
 
     def _goes_again(self, call: Call, exchange: Exchange) -> bool:
         """Tell whether a command that is over goes by another association."""
-        if not self._links or call.stopped or exchange.moves >= _MOVES_MAX:
+        if not self.usable or call.stopped or exchange.moves >= _MOVES_MAX:
             return False
         if self._clock() >= call.deadline_ns:
             return False

@@ -128,6 +128,10 @@ class Keeper:
         self._dispatcher.attach(association, association.access)
         self._judge(f"the controller gives no access to the namespace ({association.access.name})")
 
+    def path_asked(self, association: Association) -> None:
+        """Wait for what a path says of its access."""
+        self._dispatcher.ask(association)
+
     def path_down(self, association: Association | None, reason: str) -> None:
         """Use a path no more."""
         if association is not None:

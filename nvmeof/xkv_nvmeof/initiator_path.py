@@ -36,6 +36,10 @@ class Owner(Protocol):
         """The path can be used, or its view or its access has changed. Raises ConnectFailed: it is not the right namespace."""
         ...
 
+    def path_asked(self, association: Association) -> None:
+        """The path is about to say what access it gives."""
+        ...
+
     def path_down(self, association: Association | None, reason: str) -> None:
         """A path cannot be used, because of `reason`; `association` has ended, or has no namespace to offer."""
         ...
@@ -142,6 +146,8 @@ class Path:
 
     def _access_event(self) -> None:
         self._access_again = True
+        if self.association is not None:
+            self._owner.path_asked(self.association)
         self._wake.set()
 
     # -- the task ------------------------------------------------------------------------------------------------

@@ -209,9 +209,12 @@ class AccessGroup:
     change_count: int = 0
 
 
-def encode_access_log(change_count: int, groups: Sequence[AccessGroup]) -> bytes:
-    """Encode the log page without the lists of namespaces."""
-    body = b"".join(_ACCESS_GROUP.pack(one.group, 0, one.change_count, one.state) for one in groups)
+def encode_access_log(change_count: int, groups: Sequence[AccessGroup], nsids: Sequence[int] = ()) -> bytes:
+    """Encode the log page, with `nsids` as the namespaces of each group."""
+    listed = b"".join(nsid.to_bytes(4, "little") for nsid in nsids)
+    body = b"".join(
+        _ACCESS_GROUP.pack(one.group, len(nsids), one.change_count, one.state) + listed for one in groups
+    )
     return _ACCESS_HEADER.pack(change_count, len(groups)) + body
 
 

@@ -218,7 +218,8 @@ _CMD: Final = Struct("<BBBBI64s")
 _RESP: Final = Struct("<BBBBI16s")
 _DATA: Final = Struct("<BBBBIHHII4x")
 """H2CData, C2HData and R2T share one shape: CCCID, TTAG (reserved in C2HData), offset, length."""
-_CAPSULE_CMD: Final = int(PduType.CAPSULE_CMD)
+_PLAIN_CMD: Final = COMMON_HEADER.pack(PduType.CAPSULE_CMD, 0, 72, 0, 72)
+"""The header of a command capsule without data and digests."""
 
 
 def _finish(header: bytes, wire: WireFormat, pdo: int) -> bytes:
@@ -231,7 +232,7 @@ def _finish(header: bytes, wire: WireFormat, pdo: int) -> bytes:
 def encode_command(sqe: bytes | bytearray, data_bytes: int, wire: WireFormat) -> bytes:
     """Return a CapsuleCmd up to its in-capsule data; `data_bytes` of it (and its digest) must follow."""
     if not data_bytes and not wire.header_digest:
-        return _CMD.pack(_CAPSULE_CMD, 0, 72, 0, 72, sqe)
+        return _PLAIN_CMD + sqe
     flags = 1 if wire.header_digest else 0
     end = 72 + (4 if wire.header_digest else 0)
     if not data_bytes:
@@ -267,10 +268,17 @@ def _encode_data(
     return _finish(header, wire, pdo)
 
 
+def h2c_data_header(
+    command_id: int, tag: int, offset_bytes: int, data_bytes: int, wire: WireFormat, *, last: bool
+) -> bytes:
+    """Return an H2CData up to its data; the data (and its digest) must follow."""
+    return _encode_data(6, 4 if last else 0, command_id, tag, offset_bytes, data_bytes, wire)
+
+
 def encode_h2c_data(pdu: H2CData, wire: WireFormat) -> bytes:
     """Return an H2CData up to its data; the data (and its digest) must follow."""
-    flags = 4 if pdu.last else 0
-    return _encode_data(6, flags, pdu.command_id, pdu.transfer_tag, pdu.offset_bytes, pdu.data_bytes, wire)
+    where = pdu.command_id, pdu.transfer_tag, pdu.offset_bytes, pdu.data_bytes
+    return h2c_data_header(*where, wire, last=pdu.last)
 
 
 def encode_c2h_data(pdu: C2HData, wire: WireFormat) -> bytes:

@@ -43,10 +43,14 @@ def structures() -> dict[str, bytes]:
     (body,) = encode_batches(samples.records(1), 1 << 16)
     batch = encode_batch(image.ring, image.point, samples.RUN, 0, body)
     writer = TableWriter(samples.REGION_BYTES, samples.identity())
+    times = TableWriter(samples.REGION_BYTES, samples.identity())
+    (times_body,) = encode_batches(samples.time_records(1), 1 << 16)
     header = writer.open_pieces()[0]
+    # The tables of a feature that came later follow in a file of their own, so that those of before stay as they are.
     chunks = [
-        (table.name, next(iter(writer.chunks(table, samples.columns(table, 3)))))
-        for table in samples.ALL_TABLES
+        (table.name, next(iter(each.chunks(table, samples.columns(table, 3)))))
+        for each, tables in ((writer, samples.FIRST_TABLES), (times, samples.TIME_TABLES))
+        for table in tables
     ]
     return {
         "superblock-0": superblock.encode(samples.SUPERBLOCK, 0),
@@ -54,6 +58,7 @@ def structures() -> dict[str, bytes]:
         "heartbeat": heartbeat.encode(samples.HEARTBEAT),
         "batch-run-start": b"".join(run_start.buffers),
         "batch-records": b"".join(batch.buffers),
+        "batch-time-records": times_body.body,
         "table-header": bytes(header.data),
         **{f"table-chunk-{name}": bytes(piece.data) for name, piece in chunks},
         "table-closing": bytes(writer.close(20, 77, 9).data),

@@ -99,6 +99,8 @@ class Bench:
         self.rng = random.Random(seed)
         self.loop = SimLoop(random.Random(seed))
         self.medium = Medium(size_bytes, 4096)
+        self.wall_ns = 1
+        """What the clock of the host adds to the time of the loop."""
 
     def play(self, work: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
         try:
@@ -129,7 +131,7 @@ class Bench:
             owner=Owner(name, f"nqn.2026-01.test:{name}", bytes(16), bytes(16), 1, KEEP_ALIVE_MS, 0),
             limits_of=limits_of,
             clock=self.loop.clock,
-            wall_clock=lambda: 1,
+            wall_clock=lambda: self.wall_ns + self.loop.clock(),
             entropy=self.rng.randbytes,
             takeover=takeover,
             exclusive=exclusive,

@@ -15,6 +15,7 @@ from xkv_gateway.card.superblock import NamespaceFacts, Superblock
 from xkv_gateway.card.table_file import FileIdentity, FileKind
 from xkv_gateway.card.tables import TABLES, pack_names
 from xkv_gateway.core.records import (
+    ClockRecord,
     DeleteBatch,
     DeleteCause,
     FreedBatch,
@@ -24,6 +25,7 @@ from xkv_gateway.core.records import (
     ScopeNamed,
     TenantRecord,
     TenantsKnownRecord,
+    TtlRecord,
     WipeRecord,
 )
 from xkv_gateway.core.types import Lsn
@@ -101,6 +103,19 @@ def records(first_lsn: int = 1) -> list[Record]:
     ]
 
 
+def time_records(first_lsn: int = 1) -> list[Record]:
+    """Records of FEATURE_TIMES."""
+    lsns = iter(range(first_lsn, first_lsn + 5))
+    slots = np.array([4], np.uint32)
+    return [
+        ClockRecord(Lsn(next(lsns)), 1_700_000_000),
+        TtlRecord(Lsn(next(lsns)), "llama-70b/ä", 3600, 7 * 86_400),
+        TtlRecord(Lsn(next(lsns)), "", 0, 60),
+        TtlRecord(Lsn(next(lsns)), "gone", 0, 0),
+        DeleteBatch(Lsn(next(lsns)), DeleteCause.EVICTED_TTL, slots, slots),
+    ]
+
+
 def plain(record: Record) -> tuple[Any, ...]:
     """Make records comparable: arrays become lists."""
     values = (getattr(record, name) for name in type(record).__slots__)
@@ -166,3 +181,5 @@ def named(names: Sequence[bytes], table: Table) -> Columns:
 
 
 ALL_TABLES: Final = tuple(TABLES.values())
+FIRST_TABLES: Final = ALL_TABLES[:6]
+TIME_TABLES: Final = ALL_TABLES[6:]

@@ -127,7 +127,7 @@ def test_what_is_no_card_of_ours_is_one_finding_that_says_what_it_is() -> None:
     async def work(bench: Bench) -> None:
         assert codes(await checked(bench)) == {"blank"}
         superblock = await used(bench)
-        later = replace(superblock, incompatible_features=1)
+        later = replace(superblock, incompatible_features=1 << 63)
         bench.overwrite(0, superblock_format.encode(later, 0))
         assert codes(await checked(bench)) == {"unknown_feature"}
         flip(bench, 400)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.card.samples import plain, records
+from tests.card.samples import plain, records, time_records
 from xkv_gateway.card.format_errors import BadField, FormatError, Truncated
 from xkv_gateway.card.record_codec import (
     FRAME_HEADER,
@@ -90,6 +90,12 @@ def test_any_records_come_back_as_they_were(made: list[Record], first_lsn: int, 
         found += decode_records(batch.body, batch.first_lsn, batch.last_lsn - batch.first_lsn + 1)
         assert batch.last_lsn == first_lsn + len(found) - 1
     assert list(map(plain, found)) == list(map(plain, made))
+
+
+def test_records_of_times_come_back() -> None:
+    (batch,) = encode_batches(time_records(7), 1 << 20)
+    decoded = decode_records(batch.body, 7, 5)
+    assert list(map(plain, decoded)) == list(map(plain, time_records(7)))
 
 
 def test_one_of_each_kind_comes_back() -> None:

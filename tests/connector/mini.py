@@ -104,6 +104,7 @@ class MiniEngine:
             self._compute(self.requests[name], tokens, bad)
         for worker in self.workers:
             worker.start_stores(plan)
+            worker.pause(plan)
         self._collect()
         for name, tokens in scheduled.items():
             self._after(self.requests[name], tokens, bad)

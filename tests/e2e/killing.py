@@ -155,14 +155,18 @@ class Crowd:
         finally:
             await client.aclose()
 
-    async def verify(self, gateway: Gateway) -> None:
-        """Look at every key of every worker, and at the sums."""
+    async def verify_keys(self, gateway: Gateway) -> None:
+        """Look at every key of every worker."""
         client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
         try:
             for worker in self.workers:
                 await worker.verify(client)
         finally:
             await client.aclose()
+
+    async def verify(self, gateway: Gateway) -> None:
+        """Look at every key of every worker, and at the sums."""
+        await self.verify_keys(gateway)
         sizes = [size for worker in self.workers for size in worker.holds()]
         # What was on its way to be freed is freed by and by.
         status = await gateway.until(lambda status: not status["usage"]["doomed_bytes"])

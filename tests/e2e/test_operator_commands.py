@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,6 +64,45 @@ async def test_tenants_and_quotas_from_the_command_line(
     assert do.json("tenant", "list")["total"] == 1
     await gateway.end()
     assert SALT not in gateway.log_text
+
+
+async def test_lifetimes_from_the_command_line(home: Path, gateway: Gateway, client: AsyncClient) -> None:
+    do = Commands(home, gateway)
+    await client.store("m/1", b"", [b"k"], [b"x"])
+    await client.store("n", b"", [b"k"], [b"x"])
+    assert do.json("ns", "set", "m/1", "--ttl-idle", "1h", "--ttl-total", "7d")["ttl_total_s"] == 7 * 86_400
+    assert do.json("ns", "set", "m/1", "--ttl-idle", "none")["ttl_idle_s"] == 0
+    assert "7d" in do("ns", "list").out
+    assert "7d" in do("ns", "show", "m/1").out
+    for arguments in (("--ttl-idle", "soon"), ("--ttl-idle", "0s"), (), ("--ttl-total", "1000w1")):
+        assert do("ns", "set", "m/1", *arguments).code == ExitCode.CONFIG
+    assert do("ns", "set", "m/1", "--ttl-total", "9999w").code == ExitCode.REFUSED
+    do.json("ns", "set", "n", "--ttl-total", "1s")
+    gone = await gateway.until(lambda status: status["cache"]["evicted_ttl"] == 1)
+    assert gone["usage"]["objects"] == 1
+    assert (await client.lookup("n", b"", [b"k"])).hits == 0
+    assert (await client.lookup("m/1", b"", [b"k"])).hits == 1
+    metrics = (await gateway.get("/metrics")).text
+    assert 'xkv_evicted_objects_total{cause="ttl"} 1.0' in metrics
+
+
+async def test_what_is_beyond_the_budget_of_the_day_is_refused_and_told_also_after_a_kill(home: Path) -> None:
+    arguments = ("--admission-bytes-per-day", "100KiB")
+    for end, stored in ((signal.SIGKILL, ["stored", "no_space"]), (signal.SIGTERM, ["no_space", "no_space"])):
+        async with (
+            serving(home / "state", *arguments) as gateway,
+            AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client,
+        ):
+            keys = [b"%d%d" % (end, i) for i in range(2)]
+            assert await client.store("n", b"", keys, [bytes(60 << 10)] * 2) == stored
+            admission = (await gateway.status())["admission"]
+            assert admission == {"bytes_per_day": 100 << 10, "written_bytes": 60 << 10}
+            metrics = (await gateway.get("/metrics")).text
+            assert f'cause="budget"}} {stored.count("no_space")}.0' in metrics
+            assert "xkv_admission_written_bytes 61440.0" in metrics
+            done = Commands(home, gateway)("status")
+            assert "60 KiB of 100 KiB in 24 hours" in done.out
+            await gateway.end(end)
 
 
 async def test_what_the_gateway_refuses_has_an_exit_code_and_no_salt(home: Path, gateway: Gateway) -> None:

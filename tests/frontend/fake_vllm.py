@@ -109,6 +109,7 @@ class FakeVllm:
         self.script: Script | None = None
         self.version: str | None = "0.32.0"
         self.tells_cached = True
+        self.busy_resets = 0
         self.now_ns = 0
         """Virtual time, for tools that measure: advanced by the latency model."""
         self.base_ns = 20_000_000
@@ -211,8 +212,12 @@ class FakeVllm:
             case "GET", "/v1/models":
                 writer.write(json_reply({"object": "list", "data": [{"id": "tiny", "object": "model"}]}))
             case "POST", "/reset_prefix_cache":
-                self.cache.engine.clear()
-                writer.write(reply("200 OK", b""))
+                # As vLLM does while blocks are still being written.
+                emptied = self.busy_resets == 0
+                self.busy_resets -= not emptied
+                if emptied:
+                    self.cache.engine.clear()
+                writer.write(json_reply({"success": emptied}))
             case "POST", _:
                 await self._complete(request.json, writer)
             case _:

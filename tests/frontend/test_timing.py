@@ -89,6 +89,15 @@ def of(known: list[float], fresh: list[float], cached: int = 0) -> Estimate:
     return estimate(samples, np.random.default_rng(1))
 
 
+async def test_a_cache_that_is_busy_is_emptied_before_anything_is_timed(
+    front: Running, fake: FakeVllm
+) -> None:
+    fake.busy_resets = 3
+    _, conclusion = judged(await run(front, fake))
+    assert conclusion is Conclusion.HIDDEN
+    assert fake.busy_resets == 0
+
+
 def test_a_wide_interval_is_no_statement() -> None:
     noisy = [float(n % 7) * 100 for n in range(30)]
     clear = of([50.0 + n % 3 for n in range(30)], [500.0 + n % 3 for n in range(30)], 95)

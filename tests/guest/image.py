@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -69,7 +70,7 @@ def initramfs(parts: Parts, settings: dict[str, str]) -> bytes:
     entries += [
         ("bin/busybox", 0o100755, parts.busybox.read_bytes()),
         ("init", 0o100755, INIT.read_bytes()),
-        ("settings", 0o100644, "".join(f"{k}='{v}'\n" for k, v in settings.items()).encode()),
+        ("settings", 0o100644, "".join(f"{k}={shlex.quote(v)}\n" for k, v in settings.items()).encode()),
     ]
     lines = []
     for path, parameters in load_order(parts.modules):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import re
 import shlex
 import signal
@@ -139,7 +140,14 @@ def booted(folder: Path, *, systemd: bool = False) -> Iterator[Guest]:
         settings = {
             "busybox": str(have.busybox),
             "init": "systemd" if systemd else "agent",
-            "agent": shlex.join([sys.executable, "-I", "-S", str(AGENT), str(port)]),
+            # What runs in the guest is what runs here, also from another work tree.
+            "agent": shlex.join(
+                [
+                    "env",
+                    f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
+                    *(sys.executable, "-I", "-S", str(AGENT), str(port)),
+                ]
+            ),
         }
         (folder / "initramfs").write_bytes(initramfs(have, settings))
         for tag, root in (("host", Path("/")), ("layer", have.layer)):

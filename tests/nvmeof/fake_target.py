@@ -57,6 +57,8 @@ class Script:
     nguid: bytes = b"\x11" * 16
     uuid: bytes = b"\x22" * 16
     volatile_write_cache: int = 1
+    multipath: int = 0
+    access_group: int = 0
     nvm_commands: int = 0b1100
     keep_alive_ms: int | None = None
     use_success_flag: bool = False
@@ -316,6 +318,7 @@ class FakeConnection(PduMaker, asyncio.Protocol):
                     5,
                     0x10400,
                     mdts=script.mdts,
+                    multipath=script.multipath,
                     async_events=1 << 8,
                     nvm_commands=script.nvm_commands,
                     volatile_write_cache=script.volatile_write_cache,
@@ -324,7 +327,9 @@ class FakeConnection(PduMaker, asyncio.Protocol):
                 ).to_bytes()
             case Cns.NAMESPACE:
                 size = self.target.size_blocks
-                return IdentifyNamespace(size, size, size, IdentifyNamespace.one_format(BLOCK)).to_bytes()
+                formats = IdentifyNamespace.one_format(BLOCK)
+                group = script.access_group
+                return IdentifyNamespace(size, size, size, formats, access_group=group).to_bytes()
             case Cns.NAMESPACE_DESCRIPTORS:
                 return NamespaceDescriptors(script.nguid, script.uuid).to_bytes()
             case _:

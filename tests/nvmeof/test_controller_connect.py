@@ -211,7 +211,7 @@ def test_a_controller_that_was_shut_down_can_be_used_again() -> None:
         admin.configure(ControllerConfiguration())
 
 
-def test_a_lost_io_connection_ends_the_association_but_a_disconnect_does_not() -> None:
+def test_a_lost_io_connection_costs_its_queue_alone_as_a_disconnect_does() -> None:
     bench = CardBench()
     admin = bench.admin()
     first, second = bench.queue(admin, 1), bench.queue(admin, 2)
@@ -219,10 +219,22 @@ def test_a_lost_io_connection_ends_the_association_but_a_disconnect_does_not() -
     assert first.status(disconnect) is Status.SUCCESS
     assert first.connection.ended
     first.connection.lost()
-    assert not admin.connection.ended
-    bench.queue(admin, 1)
     second.connection.lost()
-    assert admin.connection.ended
+    assert not admin.connection.ended
+    again = bench.queue(admin, 1)
+    bench.queue(admin, 2)
+    admin.connection.lost()
+    assert again.connection.ended
+
+
+def test_a_host_may_close_its_io_queues_before_it_shuts_the_controller_down() -> None:
+    """So does Linux, which waits a minute for an answer to the shutdown."""
+    bench = CardBench()
+    admin = bench.admin()
+    bench.queue(admin, 1).connection.lost()
+    assert admin.configure(replace(ENABLE, shutdown=ShutdownNotification.NORMAL)) is Status.SUCCESS
+    bench.work()
+    assert ControllerStatus.from_int(admin.property_get(Register.CSTS)).shutdown is ShutdownStatus.COMPLETE
 
 
 def test_the_association_ends_when_its_keep_alive_timer_expires() -> None:

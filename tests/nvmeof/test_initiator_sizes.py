@@ -185,3 +185,23 @@ async def test_no_io_queue_at_all_is_a_clear_failure(how: str) -> None:
     async with FakeTarget(script) as target:
         with pytest.raises(ConnectFailed, match="no I/O queue"):
             await connect(target.port)
+
+
+async def test_larger_writes_share_a_queue_up_to_a_bound_and_reads_and_small_writes_spread() -> None:
+    script = Script(store_bytes=4 << 20, mdts=0)
+
+    def queues(target: FakeTarget) -> list[int]:
+        used = [qid for qid, entry in target.seen.commands if qid and entry.opcode != IoOpcode.FLUSH]
+        target.seen.commands.clear()
+        return used
+
+    async with connected(script, io_queues=2) as (target, device):
+        target.seen.commands.clear()
+        large, small = memoryview(bytearray(512 * KIB)), memoryview(bytearray(4 * KIB))
+        await asyncio.gather(*(device.write_from(at * len(large), [large]) for at in range(5)))
+        # Two fill the share of the first queue; from then on it goes by what is queued.
+        assert sorted(queues(target)) == [1, 1, 1, 2, 2]
+        await asyncio.gather(*(device.write_from(at * len(small), [small]) for at in range(4)))
+        assert sorted(queues(target)) == [1, 1, 2, 2]
+        await asyncio.gather(*(device.read_into(at * len(small), [small]) for at in range(4)))
+        assert sorted(queues(target)) == [1, 1, 2, 2]

@@ -74,6 +74,7 @@ class FakeCard:
     limits: dict[bytes, int] = field(default_factory=dict)
     names: dict[bytes, str] = field(default_factory=dict)
     held: dict[tuple[str, bytes], Held] = field(default_factory=dict)
+    ttls: dict[str, tuple[int, int]] = field(default_factory=dict)
     refusal: Exception | None = None
     wipes_end_at_once: bool = True
     tenants_known: bool = True
@@ -165,7 +166,14 @@ class FakeCard:
         if not held:
             return None
         summed = Held(sum(h.objects for h in held), sum(h.charged_bytes for h in held))
-        return NamespaceInfo(name, summed, len(held))
+        return NamespaceInfo(name, summed, len(held), *self.ttls.get(name, (0, 0)))
+
+    async def set_ttl(self, namespace: str, idle_s: int | None, total_s: int | None) -> NamespaceInfo:
+        self._change(b"")
+        old = self.ttls.get(namespace, (0, 0))
+        wishes = zip((idle_s, total_s), old, strict=True)
+        self.ttls[namespace] = idle, total = tuple(o if wish is None else wish for wish, o in wishes)  # type: ignore[misc]
+        return self.namespace(namespace) or NamespaceInfo(namespace, Held(), 0, idle, total)
 
     def scopes_of(self, namespace: str, cursor: int = 0, count: int = 1000) -> Page[ScopeInfo]:
         scopes = [(scope, held) for (own, scope), held in self.held.items() if own == namespace]

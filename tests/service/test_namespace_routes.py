@@ -25,7 +25,9 @@ async def test_namespaces_and_their_scopes_are_told(operator: httpx.AsyncClient,
     card.names[b"\x02"] = "acme"
     listed = (await operator.get("/v1/namespaces")).json()
     assert [entry["name"] for entry in listed["namespaces"]] == ["m/1", "m/10", "_default"]
-    assert listed["namespaces"][0] == {"name": "m/1", "objects": 3, "charged_bytes": 196608, "scopes": 2}
+    assert listed["namespaces"][0] == {
+        "name": "m/1", "objects": 3, "charged_bytes": 196608, "scopes": 2, "ttl_idle_s": 0, "ttl_total_s": 0,
+    }  # fmt: skip
     for path in ("m/1", "m%2F1"):
         detail = (await operator.get(f"/v1/namespaces/{path}")).json()
         assert (detail["name"], detail["objects"], detail["total"]) == ("m/1", 3, 2)
@@ -36,6 +38,30 @@ async def test_namespaces_and_their_scopes_are_told(operator: httpx.AsyncClient,
     for path in ("m", "m/", "m/1/", "", "_default/"):
         assert (await operator.get(f"/v1/namespaces/{path}")).status_code == 404
     assert (await operator.get("/v1/namespaces/" + "x" * 65)).status_code == 422
+
+
+async def test_lifetimes_are_set_one_by_one_and_told(operator: httpx.AsyncClient, card: FakeCard) -> None:
+    fill(card)
+    done = await operator.put("/v1/namespaces/m%2F1", json={"ttl_idle_s": 3600})
+    assert (done.status_code, done.json()["ttl_idle_s"], done.json()["ttl_total_s"]) == (200, 3600, 0)
+    await operator.put("/v1/namespaces/m/1", json={"ttl_total_s": 86400})
+    detail = (await operator.get("/v1/namespaces/m/1")).json()
+    assert (detail["ttl_idle_s"], detail["ttl_total_s"]) == (3600, 86400)
+    await operator.put("/v1/namespaces/_default", json={"ttl_idle_s": 0, "ttl_total_s": 5})
+    assert card.ttls == {"m/1": (3600, 86400), "": (0, 5)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"[]", b'{"ttl_idle_s":"1h"}', b'{"ttl_idle_s":1.5}', b'{"ttl_idle_s":-1}', b'{"ttl_idle_s":true}',
+     b'{"ttl_idle_s":null}', b'{"ttl_idle_s":1,"ttl_idle_s":2}', b'{"ttl_idle":1}', b'{"ttl_total_s":99999999999}'],
+)  # fmt: skip
+async def test_a_lifetime_that_cannot_be_changes_nothing(
+    operator: httpx.AsyncClient, card: FakeCard, body: bytes
+) -> None:
+    answer = await operator.put("/v1/namespaces/m", content=body)
+    assert answer.status_code in {400, 422}
+    assert not card.ttls
 
 
 async def test_a_wipe_takes_exactly_what_is_named(operator: httpx.AsyncClient, card: FakeCard) -> None:

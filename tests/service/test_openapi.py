@@ -76,7 +76,7 @@ async def test_other_methods_are_405_and_say_which_there_are(operator: httpx.Asy
         ("POST", "/quota/x", {"GET", "HEAD", "PUT", "DELETE"}),
         ("PUT", "/quota", {"GET", "HEAD"}),
         ("PATCH", "/v1/tenants/x", {"GET", "HEAD", "PUT", "DELETE"}),
-        ("OPTIONS", "/v1/namespaces/x", {"GET", "HEAD", "DELETE"}),
+        ("OPTIONS", "/v1/namespaces/x", {"GET", "HEAD", "PUT", "DELETE"}),
         ("GET", "/v1/tenants:confirm", {"POST"}),
     ):
         answer = await operator.request(method, path)

@@ -19,9 +19,9 @@ Models = Callable[[str], Path]
 BUILD_S = 300
 
 
-@pytest.fixture(scope="session", autouse=True)
-def vllm_is_here() -> None:
-    reason = why_not()
+@pytest.fixture(autouse=True)
+def vllm_is_here(request: pytest.FixtureRequest) -> None:
+    reason = why_not() if request.node.get_closest_marker("vllm") else None
     if reason is not None:
         pytest.skip(reason)
 

@@ -202,15 +202,23 @@ class Administration(Protocol):
     # --- namespaces -----------------------------------------------------------------------------------------
 
     def namespaces(self, cursor: int = 0, count: int = 1000) -> Page[NamespaceInfo]:
-        """Namespaces that hold something; at most 1000 a page."""
+        """Namespaces that hold something or have a rule; at most 1000 a page."""
         ...
 
     def namespace(self, name: str) -> NamespaceInfo | None:
-        """One namespace; None: nothing is held there."""
+        """One namespace; None: nothing is held there, and it has no rule."""
         ...
 
     def scopes_of(self, namespace: str, cursor: int = 0, count: int = 1000) -> Page[ScopeInfo]:
         """Scopes within a namespace; at most 1000 a page."""
+        ...
+
+    async def set_ttl(self, namespace: str, idle_s: int | None, total_s: int | None) -> NamespaceInfo:
+        """Let objects of a namespace live so long since their last use, and since they were stored (0: for ever; None: as before).
+
+        Raises:
+            BadTenant, TooManyTenants.
+        """
         ...
 
     # --- wipes ----------------------------------------------------------------------------------------------

@@ -20,7 +20,9 @@ from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.ledger_format import tenant_columns
 from xkv_gateway.card.table_file import FileIdentity, FileKind, TableWriter
 from xkv_gateway.card.tables import (
+    CLOCK,
     EXTENTS,
+    LIVES,
     NAMESPACE_BYTES_MAX,
     NAMESPACES,
     OBJECTS,
@@ -157,6 +159,7 @@ class Checkpointer:
             for piece in writer.chunks(table, columns):
                 await self._put(region, piece)
                 written += len(piece.data)
+        written += await self._put_lives(region, writer)
         image = self._engine.image
         end_lsn = start.next_lsn - 1 if of_what_is_durable else self._engine.last_lsn
         closing = writer.close(end_lsn, image.used_stamp_max, image.generation_max())
@@ -170,6 +173,23 @@ class Checkpointer:
         self.last_objects, self.last_bytes = objects, written
         await self._release(forced=of_what_is_durable)
         log.info("checkpoint %d: %d objects, %d bytes", self._sequence, objects, written)
+
+    async def _put_lives(self, region: Region, writer: TableWriter) -> int:
+        """Write when objects were stored and used, as far as there is room; returns the bytes.
+
+        The region is sized for cards on which each object has a namespace and a scope of its own, without these times. So
+        only such a card lacks room: what is left out counts as stored when the next run begins.
+        """
+        written = 0
+        for columns in self._lives():
+            try:
+                for piece in writer.chunks(LIVES, columns):
+                    await self._put(region, piece)
+                    written += len(piece.data)
+            except NoRoom:
+                log.warning("the checkpoint has no room for the times of all objects")
+                break
+        return written
 
     async def _release(self, *, forced: bool) -> None:
         """Give up the journal before the older checkpoint. While there is only one, nothing could replace it but the journal."""
@@ -193,6 +213,7 @@ class Checkpointer:
     def _rows(self) -> Iterator[tuple[Table, Columns]]:
         """Yield the rows, part by part; each is gathered when it is asked for."""
         image = self._engine.image
+        yield CLOCK, image.clock()
         first = 0
         while first < image.slots_used:
             last = min(first + SLOTS_PER_TURN, image.slots_used)
@@ -202,7 +223,12 @@ class Checkpointer:
             first = last
         yield from _name_tables(image.names())
         rows, known, known_lsn = image.tenants()
-        yield QUOTAS, tenant_columns(rows, known=known, known_lsn=known_lsn)
+        yield QUOTAS, tenant_columns(rows, image.ttls(), known=known, known_lsn=known_lsn)
+
+    def _lives(self) -> Iterator[Columns]:
+        image = self._engine.image
+        for first in range(0, image.slots_used, SLOTS_PER_TURN):
+            yield image.lives(first, min(first + SLOTS_PER_TURN, image.slots_used))
 
 
 def _name_tables(names: NamesImage) -> Iterator[tuple[Table, Columns]]:

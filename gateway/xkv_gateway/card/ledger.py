@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xkv_gateway.card.structure import Stamp
     from xkv_gateway.card.table_file import Piece
     from xkv_gateway.card.table_read import FileFacts
-    from xkv_gateway.core.tenancy import TenantRow
+    from xkv_gateway.core.tenancy import TenantRow, TtlRow
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +150,7 @@ class LedgerWriter:
         end_lsn: int,
         tenants: Sequence[TenantRow],
         wipes: Sequence[WipeRow],
+        ttls: Sequence[TtlRow],
         *,
         known: bool,
         known_lsn: int,
@@ -161,6 +162,7 @@ class LedgerWriter:
             end_lsn: the last record that any row may show; durable.
             tenants: all rows, those of tenants that were taken out included.
             wipes: all that must not be forgotten.
+            ttls: all rules on lifetimes, those that were taken away included.
             known: whether the tenants are known to be complete.
             known_lsn: the record that says so; 0: none ever did.
 
@@ -177,7 +179,7 @@ class LedgerWriter:
         for piece in writer.open_pieces():
             await self._put(region, piece)
         await self._blocks.flush()
-        columns = tenant_columns(tenants, known=known, known_lsn=known_lsn)
+        columns = tenant_columns(tenants, ttls, known=known, known_lsn=known_lsn)
         for piece in (*writer.chunks(WIPES, wipe_columns(wipes)), *writer.chunks(QUOTAS, columns)):
             await self._put(region, piece)
         await self._blocks.flush()

@@ -18,13 +18,15 @@ from xkv_gateway.card.tables import (
     TenantKind,
     pack_names,
     tenant_kind,
+    ttl_limits,
+    ttl_value,
     unpack_names,
 )
-from xkv_gateway.core.tenancy import LIMIT_BYTES_MAX, TenantRow
+from xkv_gateway.core.tenancy import LIMIT_BYTES_MAX, TTL_S_MAX, TenantRow, TtlRow
 from xkv_gateway.core.types import NO_LSN, Lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from xkv_gateway.card.tables import Columns
 
@@ -60,6 +62,8 @@ class TenantTable:
     known: bool = True
     """Whether these are certainly all, as far as anybody has said anything about it."""
     known_lsn: Lsn = NO_LSN
+    ttls: dict[str, TtlRow] = field(default_factory=dict)
+    """How long objects may live, by namespace."""
     refused: int = 0
     """Rows that no gateway writes."""
 
@@ -90,6 +94,8 @@ class TenantTable:
             name = label.decode()
         except UnicodeDecodeError:
             return False
+        if kind == TenantKind.TTL:
+            return not scope and self._add_ttl(TtlRow(name, *ttl_limits(limit_bytes), lsn))
         if limit_bytes > LIMIT_BYTES_MAX or kind not in set(TenantKind):
             return False
         row = TenantRow(scope, limit_bytes if kind == TenantKind.LIMITED else None, name or None, lsn)
@@ -100,14 +106,27 @@ class TenantTable:
             self.rows[scope] = row
         return True
 
+    def _add_ttl(self, row: TtlRow) -> bool:
+        if max(row.idle_s, row.total_s) > TTL_S_MAX:
+            return False
+        before = self.ttls.get(row.namespace)
+        if before is None or before.lsn < row.lsn:
+            self.ttls[row.namespace] = row
+        return True
 
-def tenant_columns(rows: Iterable[TenantRow], *, known: bool, known_lsn: int) -> Columns:
+
+def tenant_columns(
+    rows: Iterable[TenantRow], ttls: Sequence[TtlRow], *, known: bool, known_lsn: int
+) -> Columns:
     """Return rows of `quotas`; what is known of all tenants is one of them, where anybody has ever said so."""
     rows = list(rows)
     kinds: list[int] = [tenant_kind(row.limit_bytes, row.name) for row in rows]
     if known_lsn:
         rows.append(TenantRow(b"", None, None, Lsn(known_lsn)))
         kinds.append(TenantKind.COMPLETE if known else TenantKind.OTHERS_LOST)
+    for ttl in ttls:
+        rows.append(TenantRow(b"", ttl_value(ttl.idle_s, ttl.total_s), ttl.namespace, ttl.lsn))
+        kinds.append(TenantKind.TTL)
     labels, label_bytes = pack_names([(row.name or "").encode() for row in rows], LABEL_BYTES_MAX)
     scopes, scope_bytes = pack_names([row.scope for row in rows], SCOPE_BYTES_MAX)
     return {

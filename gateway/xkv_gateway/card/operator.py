@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from xkv_gateway.card.administration import BadTenant, NameTaken
+from xkv_gateway.card.administration import BadTenant, NameTaken, TooManyTenants
 from xkv_gateway.card.store import CardOffline, CardRecovering, JournalFull
 from xkv_gateway.card.tables import LABEL_BYTES_MAX, NAMESPACE_BYTES_MAX, SCOPE_BYTES_MAX
-from xkv_gateway.core.tenancy import LIMIT_BYTES_MAX
+from xkv_gateway.core.lifetimes import RULES_MAX
+from xkv_gateway.core.tenancy import LIMIT_BYTES_MAX, TTL_S_MAX, Held, NamespaceInfo
 
 if TYPE_CHECKING:
     from xkv_gateway.card.administration import WipeProgress
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from xkv_gateway.card.wipe import WipeJob
     from xkv_gateway.core.counters import Counters
     from xkv_gateway.core.engine import Engine
-    from xkv_gateway.core.tenancy import EvictionRules, NamespaceInfo, Page, ScopeInfo, TenantInfo
+    from xkv_gateway.core.tenancy import EvictionRules, Page, ScopeInfo, TenantInfo
     from xkv_gateway.core.types import Usage
 
 PAGE: Final = 1000
@@ -176,10 +177,29 @@ class Operator(Tenants):
         """See `Administration`."""
         return self._engine.inspection.scopes_of(namespace, cursor, count)
 
+    async def set_ttl(self, namespace: str, idle_s: int | None, total_s: int | None) -> NamespaceInfo:
+        """See `Administration`."""
+        _check_namespace(namespace)
+        for limit_s, field in ((idle_s, "ttl_idle_s"), (total_s, "ttl_total_s")):
+            if limit_s is not None and not 0 <= limit_s <= TTL_S_MAX:
+                raise BadTenant(f"a lifetime is 0 to {TTL_S_MAX} s", field)
+        self._require_writable()
+        lifetimes = self._engine.lifetimes
+        if namespace not in lifetimes.rules:
+            if len(lifetimes.rules) >= RULES_MAX:
+                raise TooManyTenants(f"{RULES_MAX} namespaces have a rule already")
+            await self._keeper.register.room()
+            self._require_writable()
+        before = lifetimes.rules.get(namespace)
+        old = (0, 0) if before is None else (before.idle_s, before.total_s)
+        lifetimes.set(namespace, old[0] if idle_s is None else idle_s, old[1] if total_s is None else total_s)
+        self._store.changed()
+        await self._saved()
+        return self.namespace(namespace) or NamespaceInfo(namespace, Held(), 0)
+
     def wipe(self, namespace: str, scope: bytes | None) -> WipeJob:
         """See `Administration`."""
-        if len(namespace.encode()) > NAMESPACE_BYTES_MAX:
-            raise BadTenant(f"a namespace has at most {NAMESPACE_BYTES_MAX} bytes", "namespace")
+        _check_namespace(namespace)
         _check(scope or b"", None)
         self._require_writable()
         return self._keeper.wiper.begin(namespace, scope)
@@ -188,6 +208,11 @@ class Operator(Tenants):
         """See `Administration`."""
         keeper = self._session.keeper
         return [] if keeper is None else [job.progress for job in keeper.wiper.jobs.values()]
+
+
+def _check_namespace(namespace: str) -> None:
+    if len(namespace.encode()) > NAMESPACE_BYTES_MAX:
+        raise BadTenant(f"a namespace has at most {NAMESPACE_BYTES_MAX} bytes", "namespace")
 
 
 def _check(scope: bytes, limit_bytes: int | None) -> None:

@@ -133,6 +133,7 @@ def owned(
         open_time_ns=wall_ns,
         clean=False,
         extents_handed_out=False,
+        incompatible_features=before.incompatible_features | superblock_format.FEATURE_TIMES,
         owner=owner.name,
         owner_host_nqn=owner.host_nqn,
         owner_host_id=owner.host_id,

@@ -20,9 +20,12 @@ from xkv_gateway.card.tables import (
     SCOPE_BYTES_MAX,
     TenantKind,
     tenant_kind,
+    ttl_limits,
+    ttl_value,
 )
 from xkv_gateway.core.records import (
     RECORD_OBJECTS_MAX,
+    ClockRecord,
     DeleteBatch,
     DeleteCause,
     FreedBatch,
@@ -31,9 +34,10 @@ from xkv_gateway.core.records import (
     ScopeNamed,
     TenantRecord,
     TenantsKnownRecord,
+    TtlRecord,
     WipeRecord,
 )
-from xkv_gateway.core.tenancy import LIMIT_BYTES_MAX
+from xkv_gateway.core.tenancy import LIMIT_BYTES_MAX, TTL_S_MAX
 from xkv_gateway.core.types import Lsn
 
 if TYPE_CHECKING:
@@ -67,6 +71,7 @@ class RecordKind(IntEnum):
     FREED = 5
     WIPE = 6
     TENANT = 7
+    CLOCK = 8
 
 
 PER_OBJECT: Final = {
@@ -134,7 +139,7 @@ def encode_batches(records: Sequence[Record], body_bytes_max: int) -> list[Batch
     return batches
 
 
-def encode_record(record: Record) -> bytes:
+def encode_record(record: Record) -> bytes:  # noqa: C901 - a few lines for each kind
     """Return the frame of one record."""
     match record:
         case PutBatch():
@@ -164,6 +169,12 @@ def encode_record(record: Record) -> bytes:
             kind = tenant_kind(record.limit_bytes, record.name)
             parts = [(record.limit_bytes or 0).to_bytes(8, "little"), record.scope, name]
             return _frame(RecordKind.TENANT, kind, (len(record.scope), len(name)), record.lsn, parts)
+        case TtlRecord():
+            name, value = record.namespace.encode(), ttl_value(record.idle_s, record.total_s)
+            parts = [value.to_bytes(8, "little"), name]
+            return _frame(RecordKind.TENANT, TenantKind.TTL, (0, len(name)), record.lsn, parts)
+        case ClockRecord():
+            return _frame(RecordKind.CLOCK, 0, (0, 0), record.lsn, [record.time_s.to_bytes(8, "little")])
         case TenantsKnownRecord():
             kind = TenantKind.COMPLETE if record.known else TenantKind.OTHERS_LOST
             return _frame(RecordKind.TENANT, kind, (0, 0), record.lsn, [bytes(8)])
@@ -244,16 +255,26 @@ def _decode_one(reader: _FrameReader, kind: int, flags: int, counts: tuple[int, 
             return WipeRecord(lsn, namespace, None if flags else scope)
         case RecordKind.TENANT:
             return _decode_tenant(reader, flags, counts, lsn)
+        case RecordKind.CLOCK:
+            _require(counts == (0, 0) and flags == 0, "flags", "not possible")
+            time_s = reader.integer(8)
+            _require(time_s < 1 << 32, "time_s", "not possible")
+            return ClockRecord(lsn, time_s)
         case _:
             raise BadField(_NAME, "kind", f"unknown kind {kind}")
 
 
 def _decode_tenant(
     reader: _FrameReader, flags: int, counts: tuple[int, int], lsn: Lsn
-) -> TenantRecord | TenantsKnownRecord:
+) -> TenantRecord | TenantsKnownRecord | TtlRecord:
     _require(flags in set(TenantKind), "flags", "not possible")
     limit_bytes = reader.integer(8)
     scope, name = reader.name(counts[0], SCOPE_BYTES_MAX), reader.text(counts[1])
+    if flags == TenantKind.TTL:
+        _require(not scope, "count", "the rule of a namespace names a scope")
+        idle_s, total_s = ttl_limits(limit_bytes)
+        _require(max(idle_s, total_s) <= TTL_S_MAX, "limit", "more than there can be")
+        return TtlRecord(lsn, name, idle_s, total_s)
     if flags in {TenantKind.OTHERS_LOST, TenantKind.COMPLETE}:
         _require(not scope and not name and not limit_bytes, "count", "a statement on all tenants names one")
         return TenantsKnownRecord(lsn, flags == TenantKind.COMPLETE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.journal_format import ChainPoint, beginning
@@ -20,7 +20,8 @@ from xkv_gateway.card.record_codec import decode_records
 from xkv_gateway.card.structure import BLOCK_BYTES, Stamp
 from xkv_gateway.card.table_file import FileKind
 from xkv_gateway.card.table_read import FileFacts, TableReader, by_age, decode_ends
-from xkv_gateway.card.tables import EXTENTS, NAMESPACES, OBJECTS, QUOTAS, SCOPES, unpack_names
+from xkv_gateway.card.tables import CLOCK, EXTENTS, LIVES, NAMESPACES, OBJECTS, QUOTAS, SCOPES, unpack_names
+from xkv_gateway.core.lifetimes import NS_PER_S, resumed_s
 from xkv_gateway.core.records import PutBatch
 from xkv_gateway.core.restore import Restored
 
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from xkv_gateway.core.types import EngineLimits
 
 log = logging.getLogger(__name__)
+
+
+CLOCKS_DIFFER_S: Final = 60
+"""By so much two clocks may disagree unnoticed."""
 
 
 @dataclass(slots=True)
@@ -82,6 +87,8 @@ class Recovery:
         tenants = self.ledger.tenants
         for row in tenants.rows.values():
             self.restored.add_tenant(row)
+        for ttl in tenants.ttls.values():
+            self.restored.times.add_ttl(ttl)
         if tenants.known_lsn:
             self.restored.note_tenants_known(tenants.known_lsn, known=tenants.known)
         self.tenants_in_doubt = self.restored.damaged and not self.ledger.certain
@@ -89,9 +96,23 @@ class Recovery:
     @property
     def rows_beyond(self) -> bool:
         """Whether the journal may lack what the ledger says of tenants."""
-        lsns = [row.lsn for row in self.ledger.tenants.rows.values()]
+        tenants = self.ledger.tenants
+        lsns = [row.lsn for row in tenants.rows.values()] + [row.lsn for row in tenants.ttls.values()]
         newest = max([*lsns, self.ledger.tenants.known_lsn], default=0)
         return bool(lsns) and (self.restored.damaged or newest > self.restored.last_lsn)
+
+    def resumed_s(self, wall_ns: int) -> int:
+        """Return the card time with which the next run begins, on a host whose clock says this."""
+        before_s, wall_s = self.restored.times.time_s, wall_ns // NS_PER_S
+        time_s = resumed_s(before_s, wall_s)
+        if before_s and abs(time_s - wall_s) > CLOCKS_DIFFER_S:
+            away_s, counted_s = wall_s - before_s, time_s - before_s
+            log.warning(
+                "by this host's clock the card was away for %d s: for lifetimes %d s are counted",
+                away_s,
+                counted_s,
+            )
+        return time_s
 
     def _wipe(self, wipes: Iterable[WipeRow]) -> None:
         for wipe in wipes:
@@ -135,6 +156,8 @@ class Recoverer:
         recovery.epoch_max, recovery.sequence_max = max(self._superblock.stamp.epoch, epoch), sequence
         self._note_files(recovery, files)
         await self._replay(recovery, search=search)
+        if search:
+            recovery.restored.times.note_uses_lost()
         recovery.objects = recovery.restored.live_objects
         recovery.duration_ns = self._clock() - began_ns
         return recovery
@@ -273,6 +296,10 @@ def _add(restored: Restored, chunk: Chunk) -> None:
         restored.add_objects(columns)
     elif chunk.table is EXTENTS:
         restored.add_extents(columns)
+    elif chunk.table is LIVES:
+        restored.times.add_lives(columns)
+    elif chunk.table is CLOCK:
+        restored.times.add_clock(columns)
     elif chunk.table is QUOTAS:
         _add_tenants(restored, columns)
     elif chunk.table in {NAMESPACES, SCOPES}:
@@ -289,6 +316,8 @@ def _add_tenants(restored: Restored, columns: Columns) -> None:
     table.add(columns)
     for row in table.rows.values():
         restored.add_tenant(row)
+    for ttl in table.ttls.values():
+        restored.times.add_ttl(ttl)
     if table.known_lsn:
         restored.note_tenants_known(table.known_lsn, known=table.known)
     if table.refused:

@@ -99,6 +99,7 @@ class Register:
             self.wipes[lsn] = replace(wipe, lsn=lsn, stage=RowStage.DURABLE)
         if again:
             self._engine.quotas.record_again()
+            self._engine.lifetimes.record_again()
         if doubt and self._engine.quotas.known:
             log.error(
                 "damage may have taken quotas away: nothing is evicted for having none until that is confirmed"
@@ -113,15 +114,17 @@ class Register:
     # --- changes --------------------------------------------------------------------------------------------
 
     async def room(self) -> None:
-        """See to it that there is room for one more tenant.
+        """See to it that there is room for one more tenant, or one more rule on lifetimes.
 
         Raises:
             TooManyTenants: there is none.
         """
         for _ in range(3):
-            if len(self._engine.quotas.by_scope) + len(self._engine.quotas.removed) < self.tenants_max:
+            quotas, lifetimes = self._engine.quotas, self._engine.lifetimes
+            removed = len(quotas.removed) + len(lifetimes.removed)
+            if len(quotas.by_scope) + len(lifetimes.rules) + removed < self.tenants_max:
                 return
-            if not self._engine.quotas.removed:
+            if not removed:
                 break
             # Those that were taken out are kept until both checkpoints begin after that.
             await self._checkpointer.write()
@@ -170,14 +173,16 @@ class Register:
         quotas, start = self._engine.quotas, self._journal.acknowledged
         end_lsn = self._engine.last_lsn
         tenants = [*quotas.rows(), *quotas.removed.values()]
+        ttls = self._engine.lifetimes.rows()
         wipes, known, known_lsn = list(self.wipes.values()), quotas.known, quotas.known_lsn
         await self._journal.reached(end_lsn)
-        await self._writer.write(start, end_lsn, tenants, wipes, known=known, known_lsn=known_lsn)
+        await self._writer.write(start, end_lsn, tenants, wipes, ttls, known=known, known_lsn=known_lsn)
 
     def _prune(self) -> None:
         """Forget what nothing that is ever replayed could bring back."""
         settled_lsn = self._checkpointer.settled_lsn
         self._engine.quotas.forget_removed(settled_lsn)
+        self._engine.lifetimes.forget_removed(settled_lsn)
         self.wipes = {
             lsn: row
             for lsn, row in self.wipes.items()

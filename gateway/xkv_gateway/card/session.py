@@ -135,6 +135,7 @@ class CardSession:
             digest_secret=self.superblock.digest_secret,
             entropy=self._options.entropy,
             restored=self.recovery.restored,
+            time_s=self.recovery.resumed_s(self._options.wall_clock()),
         )
 
     # --- what the store asks --------------------------------------------------------------------------------

@@ -29,8 +29,11 @@ from xkv_gateway.card.structure import BLOCK_BYTES, Stamp, Structure, is_blank
 if TYPE_CHECKING:
     from xkv_gateway.card.structure import Bytes
 
-INCOMPATIBLE_KNOWN: Final = 0
-"""Features without which the card cannot be read rightly. None yet; an unknown bit refuses the card."""
+FEATURE_TIMES: Final = 1
+"""Incompatible: tables `lives` and `clock`, records of kind 8, rows and records of tenants of kind 5, cause 6 of deletes. Every
+run that writes these says so, so a card that has it may have been formatted without."""
+INCOMPATIBLE_KNOWN: Final = FEATURE_TIMES
+"""Features without which the card cannot be read rightly; an unknown bit refuses the card."""
 
 SUPERBLOCK: Final = Structure(
     "superblock",

@@ -47,6 +47,21 @@ class TenantKind(IntEnum):
     """Of no tenant: damage took rows away, so one without a row may have had one."""
     COMPLETE = 4
     """Of no tenant: the operator has said that those that are there are all."""
+    TTL = 5
+    """Of no tenant: how long objects of a namespace may live. The name is the namespace, the limit is `ttl_value`."""
+
+
+TTL_IDLE_BITS: Final = 32
+
+
+def ttl_value(idle_s: int, total_s: int) -> int:
+    """Return both limits of a rule in the place of a tenant's limit: idle in the low 32 bits; 0: no such limit."""
+    return idle_s | total_s << TTL_IDLE_BITS
+
+
+def ttl_limits(value: int) -> tuple[int, int]:
+    """Return idle and total."""
+    return value & (1 << TTL_IDLE_BITS) - 1, value >> TTL_IDLE_BITS
 
 
 def tenant_kind(limit_bytes: int | None, name: str | None) -> TenantKind:
@@ -148,7 +163,16 @@ QUOTAS: Final = Table(
     ),
 )
 
-TABLES: Final = {table.ident: table for table in (OBJECTS, EXTENTS, NAMESPACES, SCOPES, WIPES, QUOTAS)}
+LIVES: Final = Table(
+    7,
+    "lives",
+    _columns(("slot", "<u4"), ("generation", "<u4"), ("stored_s", "<u4"), ("used_s", "<u4")),
+)
+CLOCK: Final = Table(8, "clock", _columns(("time_s", "<u8"), ("written_bytes", "<u8")))
+
+TABLES: Final = {
+    table.ident: table for table in (OBJECTS, EXTENTS, NAMESPACES, SCOPES, WIPES, QUOTAS, LIVES, CLOCK)
+}
 TABLES_MAX: Final = 16
 """Room for row counts in the closing block."""
 

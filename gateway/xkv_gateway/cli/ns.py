@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from typing import Any, Final
@@ -13,31 +14,40 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from xkv_gateway.cli.admin_client import AdminClient, admin_command, segment
 from xkv_gateway.cli.tables import print_facts, print_json, print_table, scope_text
 from xkv_gateway.cli.who import STANDARD_INPUT, find_scope, scope_option
+from xkv_gateway.durations import format_duration, parse_duration
 from xkv_gateway.errors import CardUnavailableError, ConfigError, RefusedError
 from xkv_gateway.sizes import format_size
 
+NONE: Final = "none"
 POLL_S: Final = 0.2
 ENDED: Final = ("done", "failed")
 
 
 @click.group()
 def ns() -> None:
-    """Namespaces: see what they hold, wipe them. `_default` is the empty one."""
+    """Namespaces: see what they hold, how long, and wipe them. `_default` is the empty one."""
 
 
 @ns.command("list")
 @admin_command
 def list_(*, client: AdminClient, as_json: bool) -> None:
-    """Show all namespaces that hold something."""
+    """Show all namespaces that hold something, or have a rule on how long."""
     entries = list(client.pages("/v1/namespaces", "namespaces"))
     if as_json:
         print_json(entries)
         return
     rows = [
-        (entry["name"], f"{entry['objects']:,}", format_size(entry["charged_bytes"]), f"{entry['scopes']:,}")
+        (
+            entry["name"],
+            f"{entry['objects']:,}",
+            format_size(entry["charged_bytes"]),
+            f"{entry['scopes']:,}",
+            _lifetime(entry["ttl_idle_s"]),
+            _lifetime(entry["ttl_total_s"]),
+        )
         for entry in entries
     ]
-    print_table(("namespace", "objects", "used", "scopes"), rows)
+    print_table(("namespace", "objects", "used", "scopes", "idle", "total"), rows)
 
 
 @ns.command()
@@ -52,7 +62,13 @@ def show(namespace: str, *, client: AdminClient, as_json: bool) -> None:
         print_json({**whole, "scopes": scopes, "next_cursor": None})
         return
     used = format_size(whole["charged_bytes"])
-    rows = [("objects", f"{whole['objects']:,}"), ("used", used), ("scopes", f"{whole['total']:,}")]
+    rows = [
+        ("objects", f"{whole['objects']:,}"),
+        ("used", used),
+        ("scopes", f"{whole['total']:,}"),
+        ("ttl idle", _lifetime(whole["ttl_idle_s"])),
+        ("ttl total", _lifetime(whole["ttl_total_s"])),
+    ]
     print_facts(whole["name"], rows)
     print_table(
         ("scope", "tenant", "objects", "used", "leases"),
@@ -68,6 +84,48 @@ def show(namespace: str, *, client: AdminClient, as_json: bool) -> None:
         ],
         numbers_from=2,
     )
+
+
+@ns.command("set")
+@click.argument("namespace")
+@click.option("--ttl-idle", metavar="TIME", help="Objects go when unused for so long (1h, 7d), or none.")
+@click.option("--ttl-total", metavar="TIME", help="Objects go when stored so long ago, or none.")
+@admin_command
+def set_(
+    namespace: str, ttl_idle: str | None, ttl_total: str | None, *, client: AdminClient, as_json: bool
+) -> None:
+    """Say how long objects of a namespace may live. What is not named stays as it is."""
+    wishes = {
+        "ttl_idle_s": _seconds(ttl_idle, "--ttl-idle"),
+        "ttl_total_s": _seconds(ttl_total, "--ttl-total"),
+    }
+    body = {field: seconds for field, seconds in wishes.items() if seconds is not None}
+    if not body:
+        raise ConfigError("nothing to set: give --ttl-idle, --ttl-total, or both")
+    document = client.ask("PUT", f"/v1/namespaces/{segment(namespace)}", json.dumps(body)).body
+    if as_json:
+        print_json(document)
+        return
+    rows = [(f"ttl {which}", _lifetime(document[f"ttl_{which}_s"])) for which in ("idle", "total")]
+    print_facts(document["name"], rows)
+
+
+def _seconds(text: str | None, option: str) -> int | None:
+    if text is None:
+        return None
+    if text == NONE:
+        return 0
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}, or {NONE}") from None
+    if not seconds:
+        raise ConfigError(f"{option}: a lifetime is longer than nothing; {NONE} takes the rule away")
+    return seconds
+
+
+def _lifetime(seconds: int) -> str:
+    return format_duration(seconds) if seconds else "-"
 
 
 @ns.command()

@@ -69,6 +69,12 @@ FLAGS: Final = {
         "SIZE",
         "With IsolatedLRU: quota of tenants without one.",
     ),
+    "admission_bytes_per_day": Flag(
+        "--admission-bytes-per-day",
+        ("admission", "bytes_per_day"),
+        "SIZE",
+        "What stores may write within 24 hours; 0: no limit.",
+    ),
     "state_dir": Flag("--state-dir", ("state_dir",), "DIR", "Directory of what is kept between runs."),
 }
 """Parameter name -> flag."""

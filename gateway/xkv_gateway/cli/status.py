@@ -165,6 +165,7 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
                 for k in kinds
             ),
             ("objects", f"{usage['objects']} of at most {usage['objects_max']}"),
+            ("written", _written(answer["admission"])),
             ("leases", f"{usage['leases']} over {format_size(usage['leased_bytes'])}"),
         ],
     )
@@ -176,6 +177,11 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
 
 _RESERVED = {"held": ", reserved", "lost": ", not reserved", "unsupported": ""}
 """What is said of the reservation of a card that can be reserved."""
+
+
+def _written(facts: dict[str, Any]) -> str:
+    of = f" of {format_size(facts['bytes_per_day'])}" if facts["bytes_per_day"] else ""
+    return f"{format_size(facts['written_bytes'])}{of} in 24 hours"
 
 
 def _card_name(run: dict[str, Any]) -> str:

@@ -226,6 +226,19 @@ class EvictionConfig(Section):
     )
 
 
+class AdmissionConfig(Section):
+    """What may be written."""
+
+    bytes_per_day: Size = Field(
+        default=0,
+        ge=0,
+        le=(1 << 63) - 1,
+        description="Payload bytes that stores may write to the card within 24 hours, so that its medium lasts; what is"
+        " beyond is refused. 0: no limit.",
+        examples=["2TB"],
+    )
+
+
 class NvmeConfig(Section):
     """The NVMe/TCP initiator."""
 
@@ -292,6 +305,7 @@ class Config(Section):
     control: ControlConfig = Field(default=ControlConfig(), description="The control port.")
     admin: AdminConfig = Field(default=AdminConfig(), description="The admin port (HTTP).")
     eviction: EvictionConfig = Field(default=EvictionConfig(), description="Making room.")
+    admission: AdmissionConfig = Field(default=AdmissionConfig(), description="What may be written.")
     nvme: NvmeConfig = Field(default=NvmeConfig(), description="The NVMe/TCP initiator.")
     fabric: FabricConfig = Field(default=FabricConfig(), description="The storage network.")
     target: TargetConfig = Field(default=TargetConfig(), description="The SPDK target.")

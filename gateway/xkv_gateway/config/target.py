@@ -234,8 +234,8 @@ class TargetConfig(Section):
 
     rpc: Annotated[str, AfterValidator(_rpc)] | None = Field(
         default=None,
-        description="Where the target takes orders: a Unix socket, or tcp://IP:PORT inside the storage networks. Default:"
-        " no target is looked after.",
+        description="Where the target takes orders: its Unix socket, or tcp://IP:PORT inside the storage networks, where"
+        " something forwards to that socket. Whoever reaches it can do everything. Default: no target is looked after.",
         examples=[RPC_SOCKET],
     )
     nqn: Nqn | None = Field(

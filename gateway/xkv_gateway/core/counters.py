@@ -27,10 +27,14 @@ class Counters:
     evicted_demand_bytes: int = 0
     evicted_quota: int = 0
     evicted_quota_bytes: int = 0
+    evicted_ttl: int = 0
+    evicted_ttl_bytes: int = 0
     eviction_passes: int = 0
     """Background passes over the whole card that have begun."""
     eviction_cycles: int = 0
     over_quota: int = 0
+    budget: int = 0
+    """Refused because the budget of bytes written a day is spent."""
     deleted: int = 0
     wiped: int = 0
     erased: int = 0

@@ -13,6 +13,7 @@ import numpy as np
 
 from .audit import audit
 from .eviction import Eviction
+from .expiry import Expiry
 from .image import EngineImage
 from .inspection import Inspection
 from .lifecycle import ABSENT, COMMITTING, DOOMED, LIVE, QUARANTINED, RESERVED
@@ -27,6 +28,7 @@ from .wiping import Wiping
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from .arrays import Bools, Slots
     from .counters import Counters
     from .restore import Restored
     from .types import (
@@ -53,6 +55,7 @@ class Engine:
         digest_secret: the card's secret that identities are digested with, 16 to 64 bytes.
         entropy: gives that many unguessable bytes, for lease ids.
         restored: what a card held, to begin with instead of nothing.
+        time_s: the card time with which the engine begins (`lifetimes.resumed_s`).
     """
 
     def __init__(
@@ -62,11 +65,17 @@ class Engine:
         digest_secret: bytes,
         entropy: Callable[[int], bytes],
         restored: Restored | None = None,
+        time_s: int = 0,
     ) -> None:
         self._state = EngineState(limits, digest_secret, restored.table if restored is not None else None)
+        self._state.lifetimes.begin(time_s)
         self._removal = Removal(self._state)
         self.quotas = self._state.quotas
         """Registered tenants."""
+        self.lifetimes = self._state.lifetimes
+        """How long objects may live."""
+        self.budget = self._state.budget
+        """Of bytes written a day."""
         self.wiping = Wiping(self._state, self._removal)
         """Wipes under way."""
         self.inspection = Inspection(self._state)
@@ -74,6 +83,7 @@ class Engine:
         if restored is not None:
             restored.fill(self._state, self._removal, self.wiping)
         self._eviction = Eviction(self._state, self._removal)
+        self._expiry = Expiry(self._state, self._eviction)
         self._stores = Stores(self._state, self._removal, self._eviction, self.wiping)
         self._reads = Reads(self._state, self._removal, entropy)
         self._now_ns = 0
@@ -91,7 +101,7 @@ class Engine:
     @property
     def image(self) -> EngineImage:
         """What a checkpoint is made of."""
-        self._reads.settle(self._now_ns)
+        self._reads.enter()
         return EngineImage(self._state, self._removal, self.wiping)
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -187,6 +197,7 @@ class Engine:
         if state.wiping:
             held &= state.visible(slots, request.namespace, request.scope)
         slots = np.unique(slots[held])
+        slots = slots[~self._expired(request.namespace, slots)]
         reserved = table.state[slots] == RESERVED
         doomed = slots[~reserved]
         if reserved.any():
@@ -195,6 +206,15 @@ class Engine:
         state.counters.deleted += len(doomed)
         # Also a key that someone else deleted a moment ago is gone for good only with that record.
         return DeleteOutcome(len(doomed), state.log.unless_durable(self._removal.last_tombstone_lsn))
+
+    def _expired(self, namespace: str, slots: Slots) -> Bools:
+        """Which of these are over their time; they are taken away."""
+        over = self._state.lifetimes.over(namespace, slots)
+        if over is None:
+            return np.zeros(len(slots), np.bool_)
+        over &= self._state.slots.state[slots] == LIVE
+        self._eviction.take(slots[over], DeleteCause.EVICTED_TTL)
+        return over
 
     def wipe(self, namespace: str, scope: bytes | None, now_ns: int, *, erase: bool = False) -> WipeOutcome:
         """Forget all of a namespace, or of one scope in it: invisible from here on, also for loads with a lease.
@@ -220,22 +240,24 @@ class Engine:
         self._removal.persisted(lsn)
 
     def tick(self, now_ns: int) -> None:
-        """Expire leases, end quarantines, go on with wipes, evict in the background: a bounded amount of each."""
+        """Expire leases, end quarantines, go on with wipes, take away what is over its time, evict in the background: a bounded amount of each."""
         self._now_ns = self._reads.settle(now_ns)
         self._reads.expire(now_ns)
         self._removal.settle(now_ns)
         self.wiping.step()
+        self._expiry.step()
         self._eviction.run(now_ns)
 
     def next_deadline(self) -> int | None:
         """When `tick` wants to be called next (monotonic ns; a time that has passed: at once), or None: not at all."""
-        self._reads.settle(self._now_ns)
+        self._reads.enter()
         if self.wiping.under_way:
             return self._now_ns
         times = (
             self._state.leases.next_deadline(),
             self._removal.next_deadline(),
             self._eviction.next_at_ns(self._now_ns),
+            self._expiry.next_at_ns(self._now_ns),
         )
         return min((each for each in times if each is not None), default=None)
 
@@ -243,7 +265,7 @@ class Engine:
 
     def usage(self) -> Usage:
         """Where the units are (R5)."""
-        self._reads.settle(self._now_ns)
+        self._reads.enter()
         table = self._state.slots
         units = table.units_in.tolist()
         return Usage(
@@ -264,5 +286,5 @@ class Engine:
         Raises:
             BrokenInvariant: something does not follow from the entries.
         """
-        self._reads.settle(self._now_ns)
+        self._reads.enter()
         audit(self._state, self._removal)

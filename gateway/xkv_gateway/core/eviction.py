@@ -264,13 +264,14 @@ class Eviction:
         need.turns_max = 0
 
     def _doom(self, victims: list[Slots], cause: DeleteCause) -> None:
-        if not victims:
-            return
-        slots = np.concatenate(victims)
-        if not len(slots):
-            return
-        self._count(slots, cause)
-        self._removal.doom(slots, cause)
+        if victims:
+            self.take(np.concatenate(victims), cause)
+
+    def take(self, slots: Slots, cause: DeleteCause) -> None:
+        """Evict these (LIVE, no repetitions), and count them."""
+        if len(slots):
+            self._count(slots, cause)
+            self._removal.doom(slots, cause)
 
     def _count(self, slots: Slots, cause: DeleteCause) -> None:
         state, name = self._state, cause.name.lower()

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .budget import HOUR_S
 from .lifecycle import DOOMED, LIVE, QUARANTINED
 
 if TYPE_CHECKING:
     from .arrays import U32
     from .removal import Removal
     from .state import EngineState
-    from .tenancy import TenantRow
+    from .tenancy import TenantRow, TtlRow
     from .types import Lsn
     from .wiping import Wiping
 
@@ -50,6 +51,29 @@ class EngineImage:
         self._state = state
         self._removal = removal
         self._wiping = wiping
+
+    def ttls(self) -> list[TtlRow]:
+        """All rules on how long objects may live, those that were taken away included."""
+        return self._state.lifetimes.rows()
+
+    def clock(self) -> Columns:
+        """Columns of `clock`: the card time now, and what was written in each hour of the day."""
+        now_s, budget = self._state.lifetimes.now_s, self._state.budget
+        budget.written(now_s)
+        hours = [(hour * HOUR_S, written) for hour, written in budget.hours.items()]
+        flat = np.array([*hours, (now_s, 0)], np.uint64)
+        return {"time_s": flat[:, 0].copy(), "written_bytes": flat[:, 1].copy()}
+
+    def lives(self, first: int, last: int) -> Columns:
+        """Columns of `lives` for the slots first..last-1: when the live ones were stored and used."""
+        table = self._state.slots
+        slots = (np.flatnonzero(table.state[first:last] == LIVE) + first).astype(np.uint32)
+        return {
+            "slot": slots,
+            "generation": table.generation[slots],
+            "stored_s": table.stored_s[slots],
+            "used_s": table.used_s[slots],
+        }
 
     def tenants(self) -> tuple[list[TenantRow], bool, Lsn]:
         """All registered tenants, whether they are known to be all, and the record that said so."""

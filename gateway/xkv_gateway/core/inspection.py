@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from .accounts import CHARGED
 from .lifecycle import LIVE
-from .tenancy import Held, NamespaceInfo, Page, ScopeInfo, TenantInfo
+from .tenancy import Held, NamespaceInfo, Page, ScopeInfo, TenantInfo, TtlRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,14 +66,18 @@ class Inspection:
         return self._held(int(table.objects_in[LIVE]) - objects, all_au - charged)
 
     def namespace(self, name: str) -> NamespaceInfo | None:
-        """One namespace; None: nothing is held there."""
-        space = self._state.names.namespaces.get(name)
-        return None if space is None else self._space(space)
+        """One namespace; None: nothing is held there, and it has no rule."""
+        space, rule = self._state.names.namespaces.get(name), self._state.lifetimes.rules.get(name)
+        if space is not None:
+            return self._space(space)
+        return None if rule is None else self._empty(rule)
 
     def namespaces(self, cursor: int, count: int) -> Page[NamespaceInfo]:
-        """Namespaces that hold something."""
+        """Namespaces that hold something, then those that only have a rule."""
         spaces = self._state.names.namespaces
-        return _page(spaces.values(), len(spaces), self._space, cursor, count)
+        empty = [rule for name, rule in self._state.lifetimes.rules.items() if name not in spaces]
+        both: Iterable[Namespace | TtlRow] = chain(spaces.values(), empty)
+        return _page(both, len(spaces) + len(empty), self._any_space, cursor, count)
 
     def scopes_of(self, namespace: str, cursor: int, count: int) -> Page[ScopeInfo]:
         """Scopes within a namespace."""
@@ -81,8 +85,18 @@ class Inspection:
         homes = {} if space is None else space.homes
         return _page(homes.values(), len(homes), self._home, cursor, count)
 
+    def _any_space(self, space: Namespace | TtlRow) -> NamespaceInfo:
+        return self._empty(space) if isinstance(space, TtlRow) else self._space(space)
+
     def _space(self, space: Namespace) -> NamespaceInfo:
-        return NamespaceInfo(space.name, self._held(space.live_objects, space.charged_au), len(space.homes))
+        rule = self._state.lifetimes.rules.get(space.name)
+        limits = (0, 0) if rule is None else (rule.idle_s, rule.total_s)
+        held = self._held(space.live_objects, space.charged_au)
+        return NamespaceInfo(space.name, held, len(space.homes), *limits)
+
+    @staticmethod
+    def _empty(rule: TtlRow) -> NamespaceInfo:
+        return NamespaceInfo(rule.namespace, Held(), 0, rule.idle_s, rule.total_s)
 
     def _home(self, home: Home) -> ScopeInfo:
         row = self._state.quotas.by_scope.get(home.scope.name)

@@ -11,14 +11,20 @@ home, and what is still in an old one is known by that.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from .recency import UseLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .arrays import U32
     from .leases import Lease
+
+
+HOMES_MIN: Final = 64
 
 
 class Namespace:
@@ -147,6 +153,11 @@ class _Ids:
         self._free: list[int] = []
         self._next = 0
 
+    @property
+    def end(self) -> int:
+        """Above every number that is taken."""
+        return self._next
+
     def take(self) -> int:
         if self._free:
             return heapq.heappop(self._free)
@@ -169,12 +180,19 @@ class Names:
         self.namespaces: dict[str, Namespace] = {}
         self.scopes: dict[bytes, Scope] = {}
         self.homes: list[Home | None] = []
+        self.space_of_home: U32 = np.zeros(HOMES_MIN, np.uint32)
+        """By home: the id of its namespace; means nothing for a home that is gone."""
         self.on_new_scope: Callable[[Scope], None] = lambda scope: None  # noqa: ARG005
         """Told of each scope that comes into use: its quota is looked up."""
         self._scope_by_ident: dict[int, Scope] = {}
         self._namespace_ids = _Ids()
         self._scope_ids = _Ids()
         self._home_ids = _Ids()
+
+    @property
+    def namespaces_end(self) -> int:
+        """Above every id of a namespace."""
+        return self._namespace_ids.end
 
     def find(self, namespace: str, scope: bytes) -> Home | None:
         """The home, if anything lives there."""
@@ -215,6 +233,9 @@ class Names:
             space.homes[tenant.name] = home
         space.refs += 1
         tenant.refs += 1
+        if home.ident == len(self.space_of_home):
+            self.space_of_home = np.concatenate((self.space_of_home, np.zeros_like(self.space_of_home)))
+        self.space_of_home[home.ident] = space.ident
         if home.ident == len(self.homes):
             self.homes.append(home)
         else:

@@ -45,6 +45,8 @@ class Reads:
         live &= table.state.take(slots) == LIVE
         if state.wiping:
             live &= state.visible(slots, request.namespace, request.scope)
+        if state.lifetimes.rules and (over := state.lifetimes.over(request.namespace, slots)) is not None:
+            live &= ~over
         first_miss = live.tobytes().find(0)
         sizes: list[int | None]
         if request.mode is LookupMode.PREFIX:
@@ -80,6 +82,8 @@ class Reads:
             found &= table.state[slots] == LIVE
             if state.wiping:
                 found &= state.visible(slots, request.namespace, request.scope)
+            if state.lifetimes.rules and (over := state.lifetimes.over(request.namespace, slots)) is not None:
+                found &= ~over
         else:
             lease = state.leases.find(request.lease, now_ns)
             if lease is None or lease.home.condemned:
@@ -95,6 +99,7 @@ class Reads:
         if len(alive):
             scope = state.names.home(int(table.home[alive[0]])).scope
             state.recency.touch(scope.uses, scope.ident, alive, scope.members)
+            table.used_s[alive] = state.lifetimes.now_s
         plans = rows(
             ReadPlan,
             pinned.tolist(),
@@ -153,7 +158,13 @@ class Reads:
             self._end(lease)
 
     def settle(self, now_ns: int) -> int:
-        """Enter the lease that the last lookup granted, if it is not yet; returns `now_ns`.
+        """Enter the lease that the last lookup granted, and let the time go on; returns `now_ns`."""
+        self.enter()
+        self._state.lifetimes.advance(now_ns)
+        return now_ns
+
+    def enter(self) -> None:
+        """Enter the lease that the last lookup granted, if it is not yet.
 
         What a granted lease changes is not needed for the answer, so it is done behind it: before anything else looks.
         """
@@ -162,12 +173,12 @@ class Reads:
             ident, home, slots, leased_bytes, deadline_ns = granted
             state, table = self._state, self._state.slots
             unique = state.recency.touch(home.scope.uses, home.scope.ident, slots, home.scope.members)
+            table.used_s[unique] = state.lifetimes.now_s
             if len(unique) != len(slots):
                 leased_bytes = int(table.size_bytes[unique].sum(dtype=np.int64))
             table.lease(unique)
             generations = table.generation[unique]
             state.leases.add(Lease(ident, home, unique, generations, leased_bytes, deadline_ns))
-        return now_ns
 
     def _grant(
         self, home: Home, slots: Slots, leased_bytes: int, deadline_ns: int, now_ns: int

@@ -10,6 +10,8 @@ index at any LSN; an object is named by slot and generation, which no two object
     WipeRecord                   a wipe, by name, of all that was put before; its units are erased before they are free
     TenantRecord                 a tenant's limit and name
     TenantsKnownRecord           whether the tenants are complete
+    TtlRecord                    how long objects of a namespace may live
+    ClockRecord                  the card time: puts that follow were stored then
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class DeleteCause(IntEnum):
     WIPED = 3
     CORRUPT = 4
     EVICTED_QUOTA = 5
+    EVICTED_TTL = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,24 @@ class TenantsKnownRecord:
     known: bool
 
 
+@dataclass(frozen=True, slots=True)
+class TtlRecord:
+    """From here on objects of the namespace may live so long; 0: no limit."""
+
+    lsn: Lsn
+    namespace: str
+    idle_s: int
+    total_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClockRecord:
+    """Objects that are put from here on were stored at this card time."""
+
+    lsn: Lsn
+    time_s: int
+
+
 Record = (
     NamespaceNamed
     | ScopeNamed
@@ -130,6 +151,8 @@ Record = (
     | WipeRecord
     | TenantRecord
     | TenantsKnownRecord
+    | TtlRecord
+    | ClockRecord
 )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from .image import NS_PER_S, ROW_DOOMED, ROW_LIVE, ROW_QUARANTINED, ROW_WIPED
 from .lifecycle import ABSENT, DOOMED, LIVE, QUARANTINED
 from .records import (
+    ClockRecord,
     DeleteBatch,
     DeleteCause,
     FreedBatch,
@@ -24,8 +25,10 @@ from .records import (
     ScopeNamed,
     TenantRecord,
     TenantsKnownRecord,
+    TtlRecord,
     WipeRecord,
 )
+from .restore_times import RestoredTimes
 from .slots import SlotTable
 from .soundness import Soundness
 from .tenancy import TenantRow
@@ -89,6 +92,7 @@ class Restored:
         self.tenants_known = True
         """Whether these are certainly all; whoever finds that rows may be missing says so."""
         self._known_lsn = NO_LSN
+        self.times = RestoredTimes(self.table)
 
     # --- from a checkpoint ----------------------------------------------------------------------------------
 
@@ -154,7 +158,7 @@ class Restored:
 
     # --- from the journal -----------------------------------------------------------------------------------
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: Record) -> None:  # noqa: C901 - a line or two for each kind
         """Apply the next record. Its LSN follows, but for damage."""
         self.last_lsn = record.lsn
         match record:
@@ -179,6 +183,8 @@ class Restored:
                 self.wipe(record.namespace, record.scope)
             case TenantRecord():
                 self.add_tenant(TenantRow(record.scope, record.limit_bytes, record.name, record.lsn))
+            case TtlRecord() | ClockRecord():
+                self.times.apply(record)
             case TenantsKnownRecord():
                 self.note_tenants_known(record.lsn, known=record.known)
 
@@ -190,6 +196,7 @@ class Restored:
         table.digest_low[slots], table.digest_high[slots] = batch.digests_low, batch.digests_high
         table.checksum[slots], table.size_bytes[slots] = batch.checksums, batch.sizes_bytes
         table.generation[slots] = batch.generations
+        self.times.put(slots, batch.sizes_bytes)
         self._generation_max = max(self._generation_max, int(batch.generations.max(initial=0)))
         self._namespace_id[slots], self._scope_id[slots] = batch.namespace_ids, batch.scope_ids
         self._row_state[slots] = ROW_LIVE
@@ -283,6 +290,7 @@ class Restored:
         state.allocator.claim(*check.runs(slots))
         table.restore(slots, states, table.units(slots))
         self._join_homes(state, slots, states == LIVE)
+        self.times.fill(state, slots)
         live = slots[states == LIVE]
         for begin in range(0, len(live), INSERT_BATCH):
             state.index.insert(live[begin : begin + INSERT_BATCH])

@@ -1,6 +1,6 @@
 """The objects: parallel arrays by slot, and the totals that follow from them.
 
-63 bytes an object, allocated for the object limit as zeroes, so that pages that were never touched cost nothing and
+71 bytes an object, allocated for the object limit as zeroes, so that pages that were never touched cost nothing and
 nothing ever grows. States change in `move` alone, and with them the totals (R5).
 """
 
@@ -40,6 +40,9 @@ class SlotTable:
         self.digest_low: U64 = np.zeros(max_objects, np.uint64)
         self.digest_high: U64 = np.zeros(max_objects, np.uint64)
         self.checksum: U64 = np.zeros(max_objects, np.uint64)
+        self.stored_s: U32 = np.zeros(max_objects, np.uint32)
+        self.used_s: U32 = np.zeros(max_objects, np.uint32)
+        """When it was committed, and last used, in card time (`lifetimes`)."""
         self.home: U32 = np.zeros(max_objects, np.uint32)
         self.size_bytes: U32 = np.zeros(max_objects, np.uint32)
         self.start_au: U32 = np.zeros(max_objects, np.uint32)

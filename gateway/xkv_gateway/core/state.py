@@ -9,10 +9,12 @@ import numpy as np
 
 from .accounts import Accounts
 from .allocator import Allocator
+from .budget import Budget
 from .counters import Counters
 from .digest import Digester
 from .index import Index
 from .leases import Leases
+from .lifetimes import Lifetimes
 from .names import Names
 from .quotas import Quotas
 from .recency import Recency
@@ -56,6 +58,8 @@ class EngineState:
         self.log = RecordLog()
         self.counters = Counters()
         self.quotas = Quotas(self.names, limits, self.log)
+        self.lifetimes = Lifetimes(self.slots, self.names, self.log)
+        self.budget = Budget(limits.written_bytes_per_day)
         self.wiping = False
         """Whether objects of condemned homes may still be in the index."""
 

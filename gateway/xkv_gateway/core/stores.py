@@ -10,7 +10,7 @@ import numpy as np
 from .admission import Admission
 from .errors import StalePlan
 from .lifecycle import COMMITTING, LIVE, RESERVED, Event
-from .records import RECORD_OBJECTS_MAX, NamespaceNamed, PutBatch, ScopeNamed
+from .records import RECORD_OBJECTS_MAX, DeleteCause, NamespaceNamed, PutBatch, ScopeNamed
 from .slots import has_repetitions
 from .state import rows
 from .types import NO_LSN, CommitOutcome, Extent, Lsn, StoreOutcome, StoreStatus, WritePlan
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .admission import Entries
-    from .arrays import I64, U64, Slots
+    from .arrays import I64, U64, Bools, Slots
     from .eviction import Eviction
     from .removal import Removal
     from .state import EngineState
@@ -33,6 +33,7 @@ class Stores:
     def __init__(self, state: EngineState, removal: Removal, eviction: Eviction, wiping: Wiping) -> None:
         self._state = state
         self._removal = removal
+        self._eviction = eviction
         self._admission = Admission(state, removal, eviction)
         self._wiping = wiping
         self._puts: deque[tuple[Lsn, Slots]] = deque()
@@ -49,6 +50,10 @@ class Stores:
             gone = held & ~state.visible(slots, request.namespace, request.scope)
             self._wiping.forsake(np.unique(slots[gone]))
             held &= ~gone
+        if state.lifetimes.rules and (over := state.lifetimes.over(request.namespace, slots)) is not None:
+            over &= held & (table.state[slots] == LIVE)
+            self._eviction.take(np.unique(slots[over]), DeleteCause.EVICTED_TTL)
+            held &= ~over
         sizes = np.array(request.sizes_bytes, np.int64)
         assert not len(sizes) or int(sizes.min()) >= 0, "the codec checks this"
         units = table.units_of_bytes(sizes)
@@ -60,7 +65,7 @@ class Stores:
             for i in np.flatnonzero(oversize & ~held).tolist():
                 entries[i] = StoreStatus.TOO_LARGE
                 state.counters.too_large += 1
-        wanted = (~(held | oversize)).nonzero()[0]
+        wanted = self._within_budget((~(held | oversize)).nonzero()[0], sizes, entries)
         kept = slots[held & (table.state[slots] == LIVE)]
         if request.keep:
             kept = np.union1d(kept, self._still_live(request.keep))
@@ -76,6 +81,17 @@ class Stores:
         wait = state.log.unless_durable(self._removal.last_tombstone_lsn) if waiting else NO_LSN
         return StoreOutcome(entries, wait)
 
+    def _within_budget(self, wanted: I64, sizes: I64, entries: Entries) -> I64:
+        """Refuse what the budget of the day has no room for: it would have to wait for hours."""
+        left_bytes = self._state.budget.left(self._state.lifetimes.now_s)
+        if left_bytes is None or not len(wanted):
+            return wanted
+        fits: Bools = np.cumsum(sizes[wanted]) <= left_bytes
+        for i in wanted[~fits].tolist():
+            entries[i] = StoreStatus.NO_SPACE
+            self._state.counters.budget += 1
+        return wanted[fits]
+
     def commit(self, plans: Sequence[WritePlan], checksums: Sequence[int]) -> CommitOutcome:
         """See `Engine.commit_store`."""
         state, table = self._state, self._state.slots
@@ -88,6 +104,7 @@ class Stores:
         if len(stored):
             table.checksum[stored] = np.array(checksums, np.uint64)[ready]
             table.has_writer[stored] = False
+            table.stored_s[stored] = table.used_s[stored] = state.lifetimes.now_s
             table.move(stored, Event.COMMIT)
             lsn = self._record(stored)
             state.counters.stored += len(stored)
@@ -187,6 +204,7 @@ class Stores:
         home.references += len(slots)
         table.digest_low[slots], table.digest_high[slots] = digests[0][kept], digests[1][kept]
         table.size_bytes[slots] = sizes[kept]
+        state.budget.spend(int(sizes[kept].sum()), state.lifetimes.now_s)
         table.home[slots] = home.ident
         table.has_writer[slots] = True
         table.move(slots, Event.RESERVE)
@@ -205,6 +223,7 @@ class Stores:
 
     def _record(self, slots: Slots) -> Lsn:
         log, lsn = self._state.log, NO_LSN
+        self._state.lifetimes.record_time()
         for home, _, _ in self._state.accounts.by_home(slots, self._state.slots.units(slots)):
             space, scope = home.namespace, home.scope
             if not space.named:

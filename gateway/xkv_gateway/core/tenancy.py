@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .types import Lsn
 
 LIMIT_BYTES_MAX: Final = (1 << 63) - 1
+TTL_S_MAX: Final = 10 * 366 * 86_400
+"""Ten years: more is no limit."""
 TENANT_NAME_BYTES_MAX: Final = 64
 COUNTED_TENANTS_MAX: Final = 1024
 """Named tenants with counters of their own; those named later share the counters of nobody."""
@@ -74,6 +76,7 @@ class TenantCounters:
     evicted_watermark: int = 0
     evicted_demand: int = 0
     evicted_quota: int = 0
+    evicted_ttl: int = 0
     evicted_bytes: int = 0
     """Payload bytes, all causes."""
 
@@ -108,11 +111,15 @@ class TenantInfo:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """One namespace that holds something."""
+    """One namespace that holds something, or has a rule."""
 
     name: str
     held: Held
     scopes: int
+    idle_s: int = 0
+    """How long its objects may live since they were last used; 0: no limit."""
+    total_s: int = 0
+    """... and since they were stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,19 @@ class WipeCounts:
     def done(self) -> bool:
         """Whether nothing is left to do."""
         return self.scanned and not self.left_objects
+
+
+@dataclass(frozen=True, slots=True)
+class TtlRow:
+    """How long objects of a namespace may live, as it is kept on the card. Both 0: the rule was taken away."""
+
+    namespace: str
+    idle_s: int
+    """Since they were last used; 0: no limit."""
+    total_s: int
+    """Since they were stored; 0: no limit."""
+    lsn: Lsn
+    """Of the change: of two rows for one namespace the one with the greater LSN counts."""
 
 
 @dataclass(frozen=True, slots=True)

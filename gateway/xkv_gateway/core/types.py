@@ -79,6 +79,8 @@ class EngineLimits:
     leases_per_scope_max: int
     leased_bytes_per_scope_max: int
     eviction: EvictionRules = DEFAULT_RULES
+    written_bytes_per_day: int = 0
+    """Payload bytes that stores may write within 24 hours; 0: no limit."""
     corrupt_hold_ns: int = 600_000_000_000
     """How long the units of an object with a wrong checksum stay out of use."""
 

@@ -46,6 +46,7 @@ def engine_limits(config: Config, layout: Layout) -> EngineLimits:
         leases_per_scope_max=limits.leases_per_scope,
         leased_bytes_per_scope_max=capacity_bytes // 2 if leased_bytes is None else leased_bytes,
         eviction=eviction_rules(config),
+        written_bytes_per_day=config.admission.bytes_per_day,
     )
 
 

@@ -14,6 +14,7 @@ from xkv_gateway.cardurl import KernelCardUrl, TcpCardUrl
 from xkv_gateway.service.status import (
     DAMAGE_LINES_MAX,
     AddressStatus,
+    AdmissionStatus,
     CardStatus,
     JournalStatus,
     RecoveryStatus,
@@ -131,7 +132,12 @@ class Reporter:
                 "loads": self._store.loads,
                 "stores": self._store.saves,
             },
+            admission=self._admission(),
         )
+
+    def _admission(self) -> AdmissionStatus:
+        engine = self._store.engine
+        return AdmissionStatus(engine.budget.bytes_per_day, engine.budget.written(engine.lifetimes.now_s))
 
     def _card_state(self) -> CardState:
         if not self._store.online:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from xkv_gateway.core.tenancy import LIMIT_BYTES_MAX
+from xkv_gateway.core.tenancy import LIMIT_BYTES_MAX, TTL_S_MAX
 from xkv_gateway.service.problems import Problem, bad_field
 from xkv_rpc.messages import DEFAULT_NAME, SCOPE_BYTES_MAX
 
@@ -80,6 +80,13 @@ def parse_body(raw: bytes, required: Collection[str], optional: Collection[str] 
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY, "bad_value", f"the body has an unknown field; there are: {known}"
         )
+    return value
+
+
+def seconds_of(value: object, field: str) -> int:
+    """Return whole seconds, 0 to TTL_S_MAX. Raises Problem (422)."""
+    if type(value) is not int or not 0 <= value <= TTL_S_MAX:
+        raise bad_field(field, f"must be an integer from 0 to {TTL_S_MAX}")
     return value
 
 

@@ -134,18 +134,24 @@ class TenantRemoved:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceDocument:
-    """A namespace that holds something."""
+    """A namespace that holds something, or has a rule."""
 
     name: str
     """`_default`: the empty one."""
     objects: int
     charged_bytes: int
     scopes: int
+    ttl_idle_s: int
+    """How long its objects may live since they were last used; 0: no limit."""
+    ttl_total_s: int
+    """... and since they were stored."""
 
     @classmethod
     def of(cls, info: NamespaceInfo) -> NamespaceDocument:
         """Return the document of `info`."""
-        return cls(namespace_name(info.name), info.held.objects, info.held.charged_bytes, info.scopes)
+        held = info.held
+        name = namespace_name(info.name)
+        return cls(name, held.objects, held.charged_bytes, info.scopes, info.idle_s, info.total_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,8 @@ class NamespaceDetail:
     scopes: list[ScopeDocument]
     total: int
     next_cursor: int | None
+    ttl_idle_s: int
+    ttl_total_s: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
+from xkv_gateway.core.tenancy import TTL_S_MAX
 from xkv_gateway.service import documents as d
 from xkv_gateway.service.status import CardStatus, Status
 
@@ -28,6 +29,16 @@ TENANT_BODY: Final[dict[str, Any]] = {
         "no_limit": {"const": True, "description": "Instead of limit_bytes: a name without a quota."},
     },
     "required": ["scope"],
+    "additionalProperties": False,
+}
+TTL_S: Final[dict[str, Any]] = {"type": "integer", "minimum": 0, "maximum": TTL_S_MAX}
+NAMESPACE_BODY: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "ttl_idle_s": {**TTL_S, "description": "Seconds since the last use; 0: no limit."},
+        "ttl_total_s": {**TTL_S, "description": "Seconds since the store; 0: no limit."},
+    },
+    "minProperties": 1,
     "additionalProperties": False,
 }
 COUNT_MAX: Final = 1000
@@ -145,7 +156,7 @@ ENDPOINTS: Final = (
         "GET",
         "/v1/namespaces",
         "list_namespaces",
-        "Namespaces that hold something",
+        "Namespaces that hold something, or have a rule",
         d.NamespaceList,
         query=PAGE,
         problems=_BAD,
@@ -158,6 +169,15 @@ ENDPOINTS: Final = (
         d.NamespaceDetail,
         query=PAGE,
         problems=(*_BAD, *_GONE),
+    ),
+    Endpoint(
+        "PUT",
+        _NAMESPACE,
+        "put_namespace",
+        "Set how long objects of a namespace may live; what is not named stays as it is",
+        d.NamespaceDocument,
+        body=NAMESPACE_BODY,
+        problems=(*_CHANGE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     ),
     Endpoint(
         "DELETE",

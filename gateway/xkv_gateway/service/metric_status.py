@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 PREFIX: Final = "xkv"
 CARD_STATES: Final = ("online", "offline", "recovering")
 USAGE_KINDS: Final = ("free", "reserved", "live", "doomed", "quarantined")
-EVICTION_CAUSES: Final = ("watermark", "demand", "quota")
-REJECTION_CAUSES: Final = ("over_quota", "no_space", "too_large", "in_progress")
+EVICTION_CAUSES: Final = ("watermark", "demand", "quota", "ttl")
+REJECTION_CAUSES: Final = ("over_quota", "no_space", "too_large", "in_progress", "budget")
 QUEUES: Final = ("requests", "loads", "stores")
 LEASE_EVENTS: Final = ("granted", "renewed", "released", "expired", "refused")
 
@@ -94,6 +94,16 @@ def _room(status: Status) -> Iterator[Metric]:
         ("objects_max", "Objects that the index has room for", usage.objects_max),
         ("leases", "Leases that live", usage.leases),
         ("leased_bytes", "Bytes under leases", usage.leased_bytes),
+        (
+            "admission_budget_bytes",
+            "Payload bytes that stores may write in 24 hours; 0: no limit",
+            status.admission.bytes_per_day,
+        ),
+        (
+            "admission_written_bytes",
+            "Payload bytes that they have written in the last 24 hours",
+            status.admission.written_bytes,
+        ),
     ):
         yield _gauge(name, text, value)
 

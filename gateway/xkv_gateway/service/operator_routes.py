@@ -22,6 +22,7 @@ from xkv_gateway.service.bodies import (
     limit_from_gb,
     parse_body,
     scope_from_hex,
+    seconds_of,
     too_large,
 )
 from xkv_gateway.service.endpoints import COUNT_MAX, WAIT_DEFAULT_S, WAIT_MAX_S
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from xkv_gateway.card.administration import Administration
     from xkv_gateway.core.tenancy import TenantInfo
 
+TTL_FIELDS: Final = ("ttl_idle_s", "ttl_total_s")
 QUERY_FIELDS_MAX: Final = 8
 CURSOR_DIGITS_MAX: Final = 18
 
@@ -182,15 +184,31 @@ class OperatorRoutes:
         name = namespace_in_path(_tail(request, 2))
         info = self._card.namespace(name)
         if info is None:
-            raise not_found("nothing is held in that namespace")
+            raise not_found("nothing is held in that namespace, and it has no rule")
         page = self._card.scopes_of(name, *_page(request))
         whole = d.NamespaceDocument.of(info)
         scopes = [d.ScopeDocument.of(scope) for scope in page.items]
         return _answer(
             d.NamespaceDetail(
-                whole.name, whole.objects, whole.charged_bytes, scopes, page.total, page.next_cursor
+                whole.name,
+                whole.objects,
+                whole.charged_bytes,
+                scopes,
+                page.total,
+                page.next_cursor,
+                whole.ttl_idle_s,
+                whole.ttl_total_s,
             )
         )
+
+    async def put_namespace(self, request: Request) -> Response:
+        """Set how long objects may live."""
+        name = namespace_in_path(_tail(request, 2))
+        body = parse_body(await _body(request), (), TTL_FIELDS)
+        if not body:
+            raise bad_field(TTL_FIELDS[0], f"and {TTL_FIELDS[1]} are both missing")
+        idle_s, total_s = (seconds_of(body[field], field) if field in body else None for field in TTL_FIELDS)
+        return _answer(d.NamespaceDocument.of(await self._card.set_ttl(name, idle_s, total_s)))
 
     async def delete_namespace(self, request: Request) -> Response:
         """Wipe: 200 with the report if it is done in time, else 202 with the progress and where to ask for more."""

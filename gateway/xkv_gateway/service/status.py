@@ -112,6 +112,16 @@ class UsageStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmissionStatus:
+    """The budget of bytes written a day."""
+
+    bytes_per_day: int = 0
+    """What stores may write within 24 hours; 0: no limit."""
+    written_bytes: int = 0
+    """What they have written in the last 24 hours (whole hours), restarts or not."""
+
+
+@dataclass(frozen=True, slots=True)
 class AddressStatus:
     """Where the gateway really listens."""
 
@@ -154,6 +164,7 @@ class Status:
     """Commands and payload bytes exchanged with the card."""
     queues: dict[str, int] = field(default_factory=dict)
     """What is under way now: `requests` not answered yet, `loads` and `stores` among them."""
+    admission: AdmissionStatus = field(default_factory=AdmissionStatus)
 
     @property
     def ready(self) -> bool:

@@ -158,6 +158,12 @@ def block_folder(device_number: int, root: Path = SYSFS) -> Path | None:
         return None
 
 
+def timeouts(folder: Path) -> list[Path]:
+    """Return where the deadlines of commands through a controller are: at its own nodes, also those of single paths."""
+    places = (folder / name / "queue" / "io_timeout" for name in _names(folder) if name.startswith("nvme"))
+    return [place for place in places if place.exists()]
+
+
 def loss_ms(folder: Path) -> int | None:
     """Return how long Linux keeps commands for a controller that is away; None: for ever. `folder` is the controller's."""
     for name in ("fast_io_fail_tmo", "ctrl_loss_tmo"):

@@ -99,7 +99,7 @@ class FabricWay:
         controller, namespace = await self._link.up(traddr, self._address.port, wanted)
         try:
             if self._link.ours:
-                _tune(namespace.node, controller, self._options)
+                _tune(controller, self._options)
             opened = _open(DEV / namespace.node, namespace.node, read_only=self._read_only)
         except BaseException:
             await self._link.down()
@@ -229,11 +229,11 @@ def describe(file: BlockFile, block: Path, queue: sysfs.Queue) -> Opened:
         serial="" if subsystem is None else subsystem.serial,
         model=sysfs.text_of(block / "device" / "model") if subsystem is None else subsystem.model,
     )
-    late_ms = _late_ms(subsystem, queue)
+    io_timeout_ms, late_ms = _late_ms(subsystem, queue)
     facts: dict[str, object] = {
         "node": block.name,
         "controllers": [one.name for one in subsystem.controllers] if subsystem else [],
-        "io_timeout_ms": queue.io_timeout_ms,
+        "io_timeout_ms": io_timeout_ms,
         "late_ms": late_ms,
     }
     return Opened(file, block, identity, geometry_of(queue), nvme, late_ms, facts)
@@ -275,32 +275,35 @@ def is_live(opened: Opened) -> tuple[bool, str]:
     return False, f"no controller is live: {states}"
 
 
-def _late_ms(subsystem: Subsystem | None, queue: sysfs.Queue) -> int:
-    """Return how long Linux may keep a command and send it again, and the target hold it, once its sender is gone.
+def _late_ms(subsystem: Subsystem | None, queue: sysfs.Queue) -> tuple[int, int]:
+    """Return the deadline of a command, and how long it may still be executed once its sender is gone.
 
     A command waits for its answer, then for a controller that is away; what was sent last is over when the keep-alive time of the
     controller has passed.
     """
-    late_ms = queue.io_timeout_ms
-    for one in () if subsystem is None else subsystem.controllers:
+    if subsystem is None:
+        return queue.io_timeout_ms, queue.io_timeout_ms
+    io_timeout_ms, late_ms = 0, 0
+    for one in subsystem.controllers:
         folder = sysfs.SYSFS / "class" / "nvme" / one.name
+        deadlines = [sysfs.number_of(place, queue.io_timeout_ms) for place in sysfs.timeouts(folder)]
+        io_timeout_ms = max(io_timeout_ms, *deadlines) if deadlines else queue.io_timeout_ms
         kept_ms = 0 if one.transport == "pcie" else sysfs.loss_ms(folder)
         if kept_ms is None:
             log.warning(
                 "%s: Linux keeps commands for ever while the controller is away; set ctrl_loss_tmo", one.name
             )
             kept_ms = FOREVER_MS
-        late_ms = max(late_ms, queue.io_timeout_ms + kept_ms + 1000 * sysfs.number_of(folder / "kato"))
-    return late_ms
+        late_ms = max(late_ms, io_timeout_ms + kept_ms + 1000 * sysfs.number_of(folder / "kato"))
+    return io_timeout_ms, late_ms
 
 
-def _tune(node: str, controller: str, options: InitiatorOptions) -> None:
+def _tune(controller: str, options: InitiatorOptions) -> None:
     """Tell Linux how long commands may take, and how long they wait for a controller that is away: nvme-cli has no flag for it."""
     fail_after_s = max(1, options.keep_alive_ms // 2000)
-    for path, value in (
-        (sysfs.SYSFS / "block" / node / "queue" / "io_timeout", options.command_timeout_ms),
-        (sysfs.SYSFS / "class" / "nvme" / controller / "fast_io_fail_tmo", fail_after_s),
-    ):
+    folder = sysfs.SYSFS / "class" / "nvme" / controller
+    wanted = [(place, options.command_timeout_ms) for place in sysfs.timeouts(folder)]
+    for path, value in (*wanted, (folder / "fast_io_fail_tmo", fail_after_s)):
         try:
             path.write_text(f"{value}\n", encoding="ascii")
         except OSError as error:

@@ -75,6 +75,7 @@ def _config(options: Options, store: Store) -> CardConfig:
         data_digest=options.data_digest,
         authentication=options.authentication,
         reservations=options.reservations,
+        access_reporting=len(options.listen) > 1,
     )
 
 

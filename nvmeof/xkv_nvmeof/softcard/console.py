@@ -3,6 +3,8 @@
 resize SIZE    make the namespace larger or smaller; hosts hear of it
 detach         take the namespace away
 attach         bring it back
+access N STATE what hosts that came by the Nth --listen (from 0) may do with it: optimized, non-optimized, inaccessible,
+               persistent-loss or change; with several --listen only
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from xkv_nvmeof.multipath import Access
 from xkv_nvmeof.softcard.options import parse_size
 from xkv_nvmeof.softcard.store import StoreError
 
@@ -60,6 +63,8 @@ class Console:
                     self._resize(parse_size(size))
                 case ["detach" | "attach" as word]:
                     self._change(attached=word == "attach")
+                case ["access", number, state] if number.isdecimal():
+                    self._set_access(int(number), state)
                 case []:
                     return
                 case _:
@@ -80,15 +85,26 @@ class Console:
                 self._change(block_count=size_bytes // block_bytes)
             self._store.resize(size_bytes)
 
+    def _set_access(self, number: int, state: str) -> None:
+        portals = self._server.portals
+        name = state.upper().replace("-", "_")
+        if len(portals) < 2 or number >= len(portals) or name not in Access.__members__:
+            raise click.BadParameter("no such way to the card, or no such access")
+        self._do(lambda: self._server.card.set_access(portals[number], Access[name]))
+
     def _change(self, *, block_count: int | None = None, attached: bool | None = None) -> None:
+        self._do(lambda: self._server.card.change_namespace(block_count=block_count, attached=attached))
+
+    def _do(self, change: Callable[[], None]) -> None:
+        """Change the card, in the loop, and wait until that is done."""
         done = threading.Event()
 
-        def change() -> None:
-            self._server.card.change_namespace(block_count=block_count, attached=attached)
+        def run() -> None:
+            change()
             self._server.pump()
             done.set()
 
-        if self._in_loop(change):
+        if self._in_loop(run):
             done.wait()
 
     def _in_loop(self, call: Callable[[], None]) -> bool:

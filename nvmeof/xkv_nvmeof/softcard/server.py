@@ -56,6 +56,8 @@ class Server:
         self.pool = BufferPool()
         self.header = memoryview(bytearray(HEADER_BUFFER_BYTES))
         self.peers: dict[ControllerConnection, _Peer] = {}
+        self.portals: list[Portal] = []
+        """Where it listens."""
         self._listeners: list[socket.socket] = []
         self._pumping = False
         self._last_tick_ns = clock()
@@ -66,6 +68,7 @@ class Server:
         listener.setblocking(False)
         listener.listen(BACKLOG)
         self._listeners.append(listener)
+        self.portals.append(Portal(*listener.getsockname()[:2]))
         self.loop.add_reader(listener.fileno(), self._on_accept, listener)
         if self._tick_handle is None:
             self._tick_handle = self.loop.call_later(TICK_S, self._on_tick)

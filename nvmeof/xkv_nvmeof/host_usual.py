@@ -1,0 +1,110 @@
+"""The usual case of what a controller sends, in few steps: PDUs that are exactly what is expected, one after another.
+
+On a connection without digests nearly every PDU is the whole data of a read with SUCCESS, one request for all data of a
+write, or a completion with success; all three have 24 bytes of header. `take_usual` handles those and stops at the
+first byte that is anything else, however slightly: that is for framing and `host_checks` to judge. So what it does is
+what the long way would have done, and it refuses nothing.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from xkv_nvmeof.pdu import PduFlag, PduType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xkv_nvmeof.host_command import Exchange
+    from xkv_nvmeof.host_table import CommandTable
+
+HEADER_BYTES: Final = 24
+_HEADER: Final = Struct("<IIHHIII")
+"""Type, flags, HLEN and PDO as one number; PLEN; CCCID; TTAG; offset; length; reserved (3.6.2.10, 3.6.2.11)."""
+_COMPLETION: Final = Struct("<QHHHH")
+
+
+def _first_dword(kind: PduType, flags: int, data_offset_bytes: int) -> int:
+    return kind | flags << 8 | HEADER_BYTES << 16 | data_offset_bytes << 24
+
+
+_READ_DATA: Final = _first_dword(PduType.C2H_DATA, PduFlag.LAST | PduFlag.SUCCESS, HEADER_BYTES)
+_REQUEST: Final = _first_dword(PduType.R2T, 0, 0)
+_RESPONSE: Final = _first_dword(PduType.CAPSULE_RESP, 0, 0)
+
+
+def take_usual(
+    chunk: memoryview,
+    table: CommandTable,
+    max_data_bytes: int,
+    request: Callable[[Exchange, int, int, int], None],
+) -> tuple[int, Exchange | None]:
+    """Handle the usual PDUs at the start of `chunk`.
+
+    Args:
+        chunk: starts with a PDU.
+        table: the commands in flight, without submission queue flow control, of a queue pair that is connected.
+        max_data_bytes: what one PDU may carry.
+        request: called for a request for data with exchange, tag, offset and length.
+
+    Returns:
+        The place of the first byte that was not handled, and the read whose data goes on behind the chunk.
+    """
+    at, end = 0, len(chunk)
+    in_flight, outbox = table.slots.in_flight, table.outbox
+    unpack = _HEADER.unpack_from
+    while end - at >= HEADER_BYTES:
+        first, plen, cid, tag, offset, length, _ = unpack(chunk, at)
+        if first == _READ_DATA:
+            exchange = in_flight.get(cid)
+            if (
+                exchange is None
+                or not length
+                or length > max_data_bytes
+                or plen != length + HEADER_BYTES
+                or offset != exchange.received_bytes
+                or offset + length != exchange.receive_bytes
+                or exchange.saw_last
+            ):
+                break
+            at += HEADER_BYTES
+            data = chunk[at : at + length]
+            taken = len(data)
+            if taken:
+                exchange.place(data)
+                at += taken
+            if taken < length:
+                exchange.saw_last = True
+                return at, exchange
+            table.succeed(exchange)
+        elif first == _RESPONSE:
+            result, _head, _qid, cid, status = _COMPLETION.unpack_from(chunk, at + 8)
+            exchange = in_flight.get(cid)
+            if (
+                exchange is None
+                or plen != HEADER_BYTES
+                or status > 1
+                or exchange.received_bytes != exchange.receive_bytes
+                or exchange.requested_bytes != exchange.send_bytes
+                or exchange.send_end > outbox.sent_bytes
+            ):
+                break
+            at += HEADER_BYTES
+            exchange.result = result
+            table.succeed(exchange)
+        elif first == _REQUEST:
+            exchange = in_flight.get(cid)
+            if (
+                exchange is None
+                or plen != HEADER_BYTES
+                or exchange.r2t_ends
+                or offset != exchange.requested_bytes
+                or not 0 < length <= exchange.send_bytes - offset
+            ):
+                break
+            at += HEADER_BYTES
+            request(exchange, tag, offset, length)
+        else:
+            break
+    return at, None
