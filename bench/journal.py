@@ -164,6 +164,9 @@ class Cards:
         area = _area_of(session.superblock.layout)
         store = CardStore(session.engine, device, area, None, time.monotonic_ns, session)
         run = asyncio.create_task(session.run(store))
+        if (reservation := session.reservation) is not None:
+            # So that the card can be formatted anew for the next measurement.
+            self._stack.callback(lambda: self.runner.run(reservation.give_up()))
         self._stack.callback(run.cancel)
         while not store.writable:
             if run.done():

@@ -66,10 +66,16 @@ def _owned_in_the_same_epoch(before: Superblock, owner: Any, *, epoch: int, **op
 
 
 class _RecordsBeforeData(JournalWriter):
+    async def _cover(self) -> None:
+        self._take()
+
+
+class _CoversWhatCameDuringTheFlush(JournalWriter):
+    """What was submitted while a flush was on its way counts as covered by it."""
+
     async def _commit(self, records: Sequence[Record]) -> None:
-        for body in encode_batches(records, self._ring.body_bytes_max):
-            await self._write(await self._place(body))
-        await self._verify()
+        await super()._commit(records)
+        self._take()
 
 
 class _NoFencingRead(JournalWriter):
@@ -86,7 +92,6 @@ class _OtherBytesAtTheSamePlace(JournalWriter):
     """What was submitted meanwhile joins a batch whose outcome is unknown."""
 
     async def _commit(self, records: Sequence[Record]) -> None:
-        await self._blocks.flush()
         gathered = list(records)
         while True:
             bodies = list(encode_batches(gathered, self._ring.body_bytes_max))
@@ -251,6 +256,11 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "records before data", _of_session("JournalWriter", _RecordsBeforeData), partial(by_power, "store")
+    ),
+    Mutation(
+        "records before data that came during a flush",
+        _of_session("JournalWriter", _CoversWhatCameDuringTheFlush),
+        partial(by_power, "store in turns"),
     ),
     Mutation("no run start", _of_session("JournalWriter", _NoRunStart), partial(by_power, "store")),
     Mutation(

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     Work = Callable[[CrashBench], Coroutine[Any, Any, None]]
 
 
+TURNS: Final = 12
+TURN_S: Final = 0.000_15
+"""Less than a command takes."""
+
+
 async def format_only(bench: CrashBench) -> None:
     bench.told.formatting = True
     life = await bench.open()
@@ -73,6 +78,17 @@ async def store_several(bench: CrashBench) -> None:
         life.save(b"d"),
         life.save(b"e", size_bytes=0, scope=b"n"),
     )
+
+
+async def store_in_turns(bench: CrashBench) -> None:
+    """Each comes while the records of the one before are on their way, at another moment of that."""
+    life = await bench.open_owned()
+
+    async def later(number: int) -> None:
+        await asyncio.sleep(number * TURN_S)
+        await life.save(b"turn %d" % number, size_bytes=3000)
+
+    await asyncio.gather(*map(later, range(TURNS)))
 
 
 async def delete(bench: CrashBench) -> None:
@@ -144,8 +160,12 @@ async def fuzzy_checkpoint(bench: CrashBench) -> None:
         await life.save(b"y", b"z", size_bytes=4096)
         await life.delete(b"x")
 
+    async def meanwhile() -> None:
+        for number in range(4):
+            await life.save(b"meanwhile %d" % number, size_bytes=100)
+
     assert life.session.checkpointer is not None
-    await asyncio.gather(life.session.checkpointer.write(), work())
+    await asyncio.gather(life.session.checkpointer.write(), work(), meanwhile())
 
 
 async def near_the_end_of_the_ring(bench: CrashBench) -> None:
@@ -307,6 +327,7 @@ SCENARIOS: Final = (
     Scenario("first open", first_open, (format_only,)),
     Scenario("store", store_one),
     Scenario("store several", store_several),
+    Scenario("store in turns", store_in_turns),
     Scenario("delete", delete),
     Scenario("replace on a full card", replace),
     Scenario("reuse", reuse),

@@ -105,8 +105,22 @@ class CardBlocks:
                 log.debug("reading at %d again: %s", offset_bytes, error)
             await asyncio.sleep(RETRY_DELAY_S)
 
-    async def write(self, offset_bytes: int, buffers: Sequence[bytes | memoryview], *, flush: bool) -> None:
+    async def write(
+        self,
+        offset_bytes: int,
+        buffers: Sequence[bytes | memoryview],
+        *,
+        flush: bool,
+        written: Callable[[], None] | None = None,
+    ) -> None:
         """Write, and flush where asked for; returns when that is certain, however long the card is away.
+
+        Args:
+            offset_bytes: where.
+            buffers: what.
+            flush: whether it must survive a loss of power.
+            written: called between the write and the flush, which covers whatever has been written until then; again where they
+                had to be repeated.
 
         Raises:
             CardFailed: the controller refused it again and again.
@@ -118,6 +132,8 @@ class CardBlocks:
             await self.writable()
             try:
                 await self._device.write_from(offset_bytes, views)
+                if written is not None:
+                    written()
                 if flush:
                     await self._device.flush()
             except CommandFailed as error:

@@ -1,9 +1,10 @@
 """The journal of a card that keeps one: group commit, one batch at a time.
 
-    submit, submit, ...  ->  flush (payloads before the records that name them)  ->  batch, flush  ->  batch, flush
-                         ->  fencing read: is the card still ours?  ->  durable: replies
+    submit, submit, ...  ->  flush (payloads before the records that name them)
+                         ->  batch  ->  flush; fencing read meanwhile: is the card still ours?  ->  durable: replies
 
-While a group is on its way, what is submitted gathers for the next one.
+While a group is on its way, what is submitted gathers for the next one. What was submitted before the flush of a batch began has its
+payloads covered by that flush: so under load a group costs two round trips, one for its batch and one for a flush.
 """
 
 from __future__ import annotations
@@ -67,7 +68,12 @@ class JournalWriter:
         self._flush = flush
         self._pending: list[Record] = []
         self._pending_lsn: Lsn | None = None
+        self._covered: list[Record] = []
+        """Taken for the next group: their payloads are durable, or will be by the flush that has begun."""
+        self._covered_lsn: Lsn | None = None
         self._durable: Callable[[Lsn], None] | None = None
+        self._look: asyncio.Task[None] | None = None
+        """The fencing read of the group that is on its way."""
         self._work = asyncio.Event()
         self._moved = asyncio.Condition()
         self._written = point
@@ -133,27 +139,58 @@ class JournalWriter:
             CardFailed: the controller refuses.
             CardLost: the card is not ours any more.
         """
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            records, self._pending = self._pending, []
-            lsn, durable = self._pending_lsn, self._durable
-            if not records:
-                continue
-            assert lsn is not None
-            assert durable is not None
-            await self._commit(records)
-            self.acknowledged = self._written
-            durable(lsn)
-            async with self._moved:
-                self._moved.notify_all()
+        try:
+            while True:
+                if not self._covered:
+                    await self._work.wait()
+                    await self._cover()
+                    continue
+                records, self._covered = self._covered, []
+                lsn, durable = self._covered_lsn, self._durable
+                assert lsn is not None
+                assert durable is not None
+                await self._commit(records)
+                self.acknowledged = self._written
+                durable(lsn)
+                async with self._moved:
+                    self._moved.notify_all()
+        finally:
+            self._look_no_more()
+
+    def _take(self) -> None:
+        """Take what was submitted for the next group: a flush that covers its payloads begins now."""
+        self._work.clear()
+        if self._pending:
+            self._covered += self._pending
+            self._covered_lsn, self._pending = self._pending_lsn, []
+
+    async def _cover(self) -> None:
+        """Begin a group when nothing is on its way."""
+        self._take()
+        if self._flush and not all(isinstance(record, _WITHOUT_PAYLOADS) for record in self._covered):
+            await self._blocks.flush()
 
     async def _commit(self, records: Sequence[Record]) -> None:
-        if self._flush and not all(isinstance(record, _WITHOUT_PAYLOADS) for record in records):
-            await self._blocks.flush()
         for body in encode_batches(records, self._ring.body_bytes_max):
-            await self._write(await self._place(body))
-        await self._verify()
+            await self._write(await self._place(body), self._batch_written)
+        assert self._look is not None
+        await self._look
+        self._look = None
+
+    def _batch_written(self) -> None:
+        """Begin the next group's part of the flush, and the fencing read.
+
+        Whoever takes the card writes its superblocks before it reads the journal. So who reads a superblock of its own after its batch
+        was written, though not flushed, knows that the batch will be found; what makes it survive a loss of power is the flush.
+        """
+        self._take()
+        self._look_no_more()
+        self._look = asyncio.ensure_future(self._verify())
+
+    def _look_no_more(self) -> None:
+        look, self._look = self._look, None
+        if look is not None and not look.cancel() and not look.cancelled():
+            look.exception()  # whoever ends, or looks again, knows enough
 
     async def _place(self, body: BatchBody) -> Placed:
         """Encode a batch; while the ring is full, wait for the checkpoint that makes room."""
@@ -168,9 +205,10 @@ class JournalWriter:
         async with self._moved:
             await self._moved.wait_for(lambda: self._needed_from > position)
 
-    async def _write(self, placed: Placed) -> None:
+    async def _write(self, placed: Placed, written: Callable[[], None] | None = None) -> None:
         buffers = [buffer for buffer in placed.buffers if buffer]
-        await self._blocks.write(self._region.offset_bytes + placed.offset_bytes, buffers, flush=self._flush)
+        offset_bytes = self._region.offset_bytes + placed.offset_bytes
+        await self._blocks.write(offset_bytes, buffers, flush=self._flush, written=written)
         self._written = placed.after
         self.batches += 1
         self.batch_bytes += placed.total_bytes

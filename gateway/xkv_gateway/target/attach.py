@@ -73,11 +73,6 @@ class AttachedCard:
         if isinstance(self.device, TcpInitiator):
             self.device.hurry()
 
-    def hurry(self) -> None:
-        """The target has been made right: connect at once, if offline."""
-        if isinstance(self.device, TcpInitiator):
-            self.device.hurry()
-
     def kill(self) -> None:
         """End the soft card's process on the spot, if there is one."""
         if self.soft_card is not None:
