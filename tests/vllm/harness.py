@@ -60,6 +60,8 @@ class Answer:
     reason: str
     seconds: float
     """Of the whole batch."""
+    cpu_seconds: float
+    """Of all threads of the engine's process, for the whole batch."""
 
     def same_as(self, other: Answer) -> bool:
         """Whether the same was computed: tokens, and how likely each of them was."""
