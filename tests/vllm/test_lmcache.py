@@ -93,14 +93,18 @@ async def test_after_a_restart_of_both_the_card_gives_lmcache_its_objects_back_a
         "python": lmcache_interpreter(),
         "block_size": BLOCK,
     }
-    async with lmcache(gateway, home / "lmcache-1.log") as port:
-        async with engine(models("llama"), home / "first.log", transfer_config(port), **options) as first:
-            scratch = await first.one(mine)
-            await gateway.until(lambda status: status["usage"]["objects"] >= FOUND // BLOCK)
-    async with lmcache(gateway, home / "lmcache-2.log") as port:
-        async with engine(models("llama"), home / "second.log", transfer_config(port), **options) as second:
-            stranger = await second.one(other)
-            found = await second.one(mine)
+    async with (
+        lmcache(gateway, home / "lmcache-1.log") as port,
+        engine(models("llama"), home / "first.log", transfer_config(port), **options) as first,
+    ):
+        scratch = await first.one(mine)
+        await gateway.until(lambda status: status["usage"]["objects"] >= FOUND // BLOCK)
+    async with (
+        lmcache(gateway, home / "lmcache-2.log") as port,
+        engine(models("llama"), home / "second.log", transfer_config(port), **options) as second,
+    ):
+        stranger = await second.one(other)
+        found = await second.one(mine)
     assert (scratch.cached, stranger.cached, found.cached) == (0, 0, FOUND)
     assert found.same_as(scratch)
     assert stranger.same_as(scratch)
