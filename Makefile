@@ -5,7 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 
-.PHONY: run demo test test-full test-vllm test-vllm-smoke vllm check format bench clean
+# One after the other: each of these starts an inference engine, and some run for many minutes.
+VLLM_TESTS := $(BIN)/python -m pytest tests/vllm -o faulthandler_timeout=1800
+
+.PHONY: run demo test test-full test-vllm test-vllm-smoke vllm lmcache check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,18 +35,21 @@ demo: $(STAMP)  ## status and a short replay against a running gateway (starts o
 test: $(DEV)  ## the test-suite (under 10 minutes)
 	$(BIN)/python -m pytest --numprocesses auto
 
-test-full: $(DEV) vllm  ## everything that this machine can run, however long
+test-full: $(DEV) lmcache  ## everything that this machine can run, however long
 	$(BIN)/python -m pytest --numprocesses auto -m "not soak and not vllm"
-	$(BIN)/python -m pytest -m vllm tests/vllm
+	$(VLLM_TESTS) -m vllm
 
-test-vllm: $(DEV) vllm  ## the connector and the front end with a real vLLM on the CPU (in .venv-vllm, or where XKV_VLLM_VENV says)
-	$(BIN)/python -m pytest -m vllm tests/vllm
+test-vllm: $(DEV) lmcache  ## the connector and the front end with a real vLLM on the CPU (in .venv-vllm, or where XKV_VLLM_VENV says)
+	$(VLLM_TESTS) -m vllm
 
 test-vllm-smoke: $(DEV) vllm  ## the shortest of these
-	$(BIN)/python -m pytest -m "vllm and smoke" tests/vllm
+	$(VLLM_TESTS) -m "vllm and smoke"
 
 vllm: $(DEV)
 	$(BIN)/python -m tests.vllm.environment
+
+lmcache: $(DEV)
+	$(BIN)/python -m tests.vllm.environment --lmcache
 
 check: $(DEV)  ## ruff, format, mypy strict, import-linter
 	$(BIN)/ruff check .

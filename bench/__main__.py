@@ -31,6 +31,7 @@ PARTS: Final = {
     "isolation": "bench.isolation",
     "scrape": "bench.scrape",
     "connector": "bench.connector",
+    "vllm_ttft": "bench.vllm_ttft",
 }
 
 FAILURES: Final = (BenchError, DeviceError, XkvRpcError, OSError)

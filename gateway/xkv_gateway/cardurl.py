@@ -1,6 +1,6 @@
 """Card URLs: how the card is reached.
 
-nvme+tcp://ADDR[:4420]/NQN[?nsid=1]   a namespace behind an NVMe/TCP controller
+nvme+tcp://ADDR[:4420]/NQN[?nsid=1]   a namespace behind an NVMe/TCP controller; several addresses with commas
 kernel+tcp://ADDR[:4420]/NQN[?nsid=1&nguid=...&uuid=...]
                                       the same, connected by Linux (nvme-cli), and used as a block device
 /dev/...                              a block device that something else attached
@@ -24,8 +24,14 @@ NQN_BYTES_MAX: Final = 223
 SOFT_CARD_BYTES_MIN: Final = 64 << 20
 SOFT_CARD_BLOCK_BYTES: Final = 4096
 
+ADDRESSES_MAX: Final = 8
+"""Addresses of one card."""
 _NQN: Final = re.compile(r"nqn\.[0-9]{4}-[0-9]{2}\.[!-~]+", re.ASCII)
 _KNOWN: Final = "write nvme+tcp://ADDR:4420/NQN?nsid=1, kernel+tcp://ADDR:4420/NQN?nsid=1, /dev/... or soft:PATH?size=16GiB"
+
+
+def _address_text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +46,23 @@ class _BehindController:
     @property
     def address(self) -> str:
         """`HOST:PORT`, IPv6 in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return _address_text(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
 class TcpCardUrl(_BehindController):
-    """A namespace that our own initiator reaches."""
+    """A namespace that our own initiator reaches, perhaps at several addresses: `portals` are those after the first."""
+
+    portals: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All of them, `HOST:PORT`, IPv6 in brackets."""
+        return (self.address, *(_address_text(host, port) for host, port in self.portals))
 
     def __str__(self) -> str:
         """Return the canonical URL; it never holds a secret."""
-        return f"nvme+tcp://{self.address}/{self.nqn}?nsid={self.nsid}"
+        return f"nvme+tcp://{','.join(self.addresses)}/{self.nqn}?nsid={self.nsid}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +118,11 @@ def parse_card_url(text: str) -> CardUrl:
     if text.startswith("soft:"):
         return _parse_soft(text)
     if text.startswith("nvme+tcp:"):
-        host, port, nqn, given = _parse_tcp(text, "nsid")
-        return TcpCardUrl(host, port, nqn, _nsid(text, given))
+        first, portals = _split_portals(text)
+        host, port, nqn, given = _parse_tcp(first, "nsid")
+        if len({(host, port), *portals}) <= len(portals):
+            raise ValueError(f"card URL {text!r}: an address is given twice")
+        return TcpCardUrl(host, port, nqn, _nsid(first, given), portals)
     if text.startswith("kernel+tcp:"):
         host, port, nqn, given = _parse_tcp(text, "nsid", "nguid", "uuid")
         ids = {name: _id(text, name, given[name]) for name in ("nguid", "uuid") if name in given}
@@ -116,6 +132,22 @@ def parse_card_url(text: str) -> CardUrl:
             raise ValueError(f"card URL {text!r}: the path names no device")
         return NodeCardUrl(Path(text))
     raise ValueError(f"card URL {text!r}: unknown scheme; {_KNOWN}")
+
+
+def _split_portals(text: str) -> tuple[str, tuple[tuple[str, int], ...]]:
+    """Return the URL with its first address alone, and the others."""
+    scheme, slashes, rest = text.partition("//")
+    authority, slash, path = rest.partition("/")
+    first, *others = authority.split(",")
+    if len(others) >= ADDRESSES_MAX:
+        raise ValueError(f"card URL {text!r}: at most {ADDRESSES_MAX} addresses")
+    try:
+        portals = tuple(_address(text, urlsplit(f"//{other}")) for other in others)
+    except ValueError as error:
+        raise ValueError(
+            str(error) if "card URL" in str(error) else f"card URL {text!r}: address: {error}"
+        ) from None
+    return f"{scheme}{slashes}{first}{slash}{path}", portals
 
 
 def _query(text: str, query: str, *known: str) -> dict[str, str]:

@@ -117,6 +117,10 @@ class TargetAwayError(TargetError):
     """The SPDK target cannot be reached, or does not answer."""
 
 
+class TargetStepError(TargetError):
+    """The SPDK target said no to a step."""
+
+
 class TargetRefusedError(TargetError):
     """It would lose somebody's bytes, or is somebody else's: nothing was done."""
 

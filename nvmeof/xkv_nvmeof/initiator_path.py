@@ -220,7 +220,11 @@ class Path:
             association.end(error)
 
     async def _offer(self, association: Association, view: NamespaceView) -> None:
-        association.access = await association.read_access()
+        reading = True
+        while reading:  # what an event says during the reading may be missing in what was read
+            self._access_again = False
+            association.access = await association.read_access()
+            reading = self._access_again
         if self.association is association:
             self._owner.path_up(self, association, view)
             self.reason = "connected"

@@ -96,3 +96,32 @@ def test_a_password_in_a_card_url_is_refused_and_not_repeated() -> None:
     with pytest.raises(ValueError, match="password") as caught:
         parse_card_url(f"nvme+tcp://user:geheim@127.0.0.1/{NQN}")
     assert "geheim" not in str(caught.value)
+
+
+def test_several_addresses_are_one_card() -> None:
+    url = parse_card_url(
+        "nvme+tcp://10.20.0.1,[fd00::2]:4421,card.example/nqn.2014-08.com.example:card?nsid=2"
+    )
+    assert isinstance(url, TcpCardUrl)
+    assert url.addresses == ("10.20.0.1:4420", "[fd00::2]:4421", "card.example:4420")
+    assert url.portals == (("fd00::2", 4421), ("card.example", 4420))
+    assert parse_card_url(str(url)) == url
+
+
+@pytest.mark.parametrize(
+    ("authority", "text"),
+    [
+        ("10.0.0.1,", "address"),
+        (",10.0.0.1", "address"),
+        ("10.0.0.1,10.0.0.1:4420", "twice"),
+        ("10.0.0.1,10.0.0.2:0", "port"),
+        ("10.0.0.1,10.0.0.2:x", "port"),
+        ("10.0.0.1,me:secret@10.0.0.2", "password"),
+        ("10.0.0.1,[fd00::", "address"),
+        (",".join(f"10.0.0.{n}" for n in range(1, 10)), "at most 8"),
+    ],
+)
+def test_a_wrong_address_among_several_is_refused(authority: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text) as caught:
+        parse_card_url(f"nvme+tcp://{authority}/nqn.2014-08.com.example:card")
+    assert "secret" not in str(caught.value) or "password" not in text

@@ -73,7 +73,7 @@ async def test_clients_with_keys_are_served_within_their_namespaces_until_their_
             played = await run(home, "replay", "--limit", "3", "--namespace", "a", *key)
             assert (played.code, played.err) == (ExitCode.OK, "")
             forbidden = await run(home, "replay", "--limit", "3", "--namespace", "b", *key)
-            assert forbidden.code != ExitCode.OK
+            assert forbidden.code == ExitCode.REFUSED
             assert "may not touch" in forbidden.err
             revoked = await run(home, "keys", "revoke", "alice", "--state-dir", str(home / "state"))
             assert revoked.code == ExitCode.OK

@@ -1,4 +1,4 @@
-"""A real SPDK target in a process of its own, with one namespace in memory. XKV_SPDK_TGT names the binary."""
+"""A real SPDK target in a process of its own. XKV_SPDK_TGT names the binary."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NQN = "nqn.2026-01.org.example:spdk"
 UUID = "11111111-2222-4333-8444-555555555555"
+START_S = 30
 
 
 def free_port() -> int:
@@ -28,42 +29,56 @@ def free_port() -> int:
         return port
 
 
-def _configure(path: Path, port: int, max_io_bytes: int, keys: tuple[str, str, str] | None) -> None:
-    client = JSONRPCClient(str(path), timeout=20)
+class Spdk:
+    """A running target without anything in it."""
 
-    def call(method: str, **parameters: Any) -> None:
-        client.call(method, parameters)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._client = JSONRPCClient(str(folder / "rpc.sock"), timeout=20)
 
-    call(
-        "nvmf_create_transport",
-        trtype="TCP",
-        max_io_size=max_io_bytes,
-        in_capsule_data_size=4096,
-        max_queue_depth=128,
-    )
-    call("bdev_malloc_create", name="m0", num_blocks=8192, block_size=4096, uuid=UUID)
-    call("nvmf_create_subsystem", nqn=NQN, serial_number="S1", model_number="M1", allow_any_host=keys is None)
-    call("nvmf_subsystem_add_ns", nqn=NQN, namespace={"bdev_name": "m0", "nsid": 1, "uuid": UUID})
-    if keys is not None:
-        host, *secrets = keys
-        for name, text in zip(("host", "card"), secrets, strict=True):
-            file = path.with_name(f"{name}.key")
+    def call(self, method: str, **parameters: Any) -> Any:
+        return self._client.call(method, parameters)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def transport(self, max_io_bytes: int = 131_072) -> None:
+        sizes = {"max_io_size": max_io_bytes, "in_capsule_data_size": 4096, "max_queue_depth": 128}
+        self.call("nvmf_create_transport", trtype="TCP", **sizes)
+
+    def subsystem(self, bdev: str, **how: Any) -> None:
+        self.call("nvmf_create_subsystem", nqn=NQN, serial_number="S1", model_number="M1", **how)
+        self.add_namespace(bdev)
+
+    def add_namespace(self, bdev: str) -> None:
+        self.call("nvmf_subsystem_add_ns", nqn=NQN, namespace={"bdev_name": bdev, "nsid": 1, "uuid": UUID})
+
+    def listen(self) -> int:
+        """Listen at one more port, which is returned."""
+        port = free_port()
+        self.call("nvmf_subsystem_add_listener", nqn=NQN, listen_address=self.address(port))
+        return port
+
+    @staticmethod
+    def address(port: int) -> dict[str, str]:
+        return {"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": str(port)}
+
+    def allow(self, host: str, key: str, own_key: str) -> None:
+        """Let a host in that knows `key`; `own_key` is what the target proves itself with."""
+        for name, text in (("host", key), ("card", own_key)):
+            file = self.folder / f"{name}.key"
             file.touch(0o600)
             file.write_text(text)
-            call("keyring_file_add_key", name=name, path=str(file))
-        call("nvmf_subsystem_add_host", nqn=NQN, host=host, dhchap_key="host", dhchap_ctrlr_key="card")
-    listen = {"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": str(port)}
-    call("nvmf_subsystem_add_listener", nqn=NQN, listen_address=listen)
-    client.close()
+            self.call("keyring_file_add_key", name=name, path=str(file))
+        self.call("nvmf_subsystem_add_host", nqn=NQN, host=host, dhchap_key="host", dhchap_ctrlr_key="card")
 
 
 @contextmanager
-def spdk_target(
-    max_io_bytes: int = 131_072, keys: tuple[str, str, str] | None = None
-) -> Iterator[tuple[int, str]]:
-    """Run a target; yield its port and the NQN. `keys`: the one host that may connect, its key and the target's."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rpc.sock"
+def spdk_process() -> Iterator[Spdk]:
+    """Run a target with nothing in it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "rpc.sock"
         command = (os.environ["XKV_SPDK_TGT"], "-m", "0x1", "--no-huge", "-s", "512", "-u", "-r", str(path))
         with subprocess.Popen(
             [*command, "--disable-cpumask-locks"],
@@ -72,13 +87,32 @@ def spdk_target(
             cwd=folder,
         ) as process:
             try:
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + START_S
                 while not path.exists():
                     assert process.poll() is None
                     assert time.monotonic() < deadline
                     time.sleep(0.05)
-                port = free_port()
-                _configure(path, port, max_io_bytes, keys)
-                yield port, NQN
+                target = Spdk(folder)
+                try:
+                    yield target
+                finally:
+                    target.close()
             finally:
                 process.terminate()
+
+
+@contextmanager
+def spdk_target(
+    max_io_bytes: int = 131_072, keys: tuple[str, str, str] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Run a target with a namespace in memory; yield its port and NQN.
+
+    `keys`: the one host that may connect, its key and the target's.
+    """
+    with spdk_process() as spdk:
+        spdk.transport(max_io_bytes)
+        spdk.call("bdev_malloc_create", name="m0", num_blocks=8192, block_size=4096, uuid=UUID)
+        spdk.subsystem("m0", allow_any_host=keys is None)
+        if keys is not None:
+            spdk.allow(*keys)
+        yield spdk.listen(), NQN

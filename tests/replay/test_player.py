@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.replay.memory_gateway import MemoryGateway, serving
-from xkv_gateway.errors import CardUnavailableError, ConfigError, GatewayError, GatewayUnreachableError
+from xkv_gateway.errors import (
+    CardUnavailableError,
+    ConfigError,
+    GatewayError,
+    GatewayUnreachableError,
+    RefusedError,
+)
 from xkv_gateway.replay import link as link_module
 from xkv_gateway.replay import run as run_module
 from xkv_gateway.replay.payload import derive_keys
@@ -184,7 +190,7 @@ async def test_a_gateway_that_stays_busy_ends_the_replay_after_its_timeout() -> 
         (ErrorCode.CARD_OFFLINE, CardUnavailableError),
         (ErrorCode.RECOVERING, CardUnavailableError),
         (ErrorCode.DRAINING, GatewayUnreachableError),
-        (ErrorCode.FORBIDDEN, ConfigError),
+        (ErrorCode.FORBIDDEN, RefusedError),
         (ErrorCode.INTERNAL, GatewayError),
     ],
 )

@@ -20,7 +20,7 @@ CLUSTER: Final = 1 << 20
 
 
 class ModelSpdk:
-    """One process. `handle` answers; `fail_next` refuses the next call of a method, with or without its effect."""
+    """One process. `handle` answers; `fail_next` refuses the next calls of a method, with or without their effect."""
 
     def __init__(self, pid: int = 1000, *, started: bool = True, files: dict[str, int] | None = None) -> None:
         self.pid = pid
@@ -34,8 +34,8 @@ class ModelSpdk:
         self.bdevs: dict[str, Params] = {}
         self.subsystems: dict[str, Params] = {}
         self.startup: Params = {}
-        self.fail_next: dict[str, bool] = {}
-        """Method -> whether it is done all the same."""
+        self.fail_next: dict[str, list[bool]] = {}
+        """Method -> for each of the next calls, which are refused, whether it is done all the same."""
 
     def handle(self, method: str, params: Params) -> Any:
         known = METHODS.get(method)
@@ -44,8 +44,8 @@ class ModelSpdk:
         names = set(params)
         if not set(known["required"]) <= names <= {*known["required"], *known["optional"]}:
             raise RpcFault(INVALID, "Invalid parameters")
-        if method in self.fail_next:
-            if self.fail_next.pop(method):
+        if self.fail_next.get(method):
+            if self.fail_next[method].pop():
                 getattr(self, f"_{method}")(**params)
             raise RpcFault(-32603, "Internal error")
         return getattr(self, f"_{method}")(**params)

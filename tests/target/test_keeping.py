@@ -80,10 +80,9 @@ async def test_a_target_is_made_and_made_again_without_a_change(
     assert len(target.changes) == before
 
 
-@pytest.mark.parametrize("happens", [False, True], ids=["not done", "done all the same"])
 @pytest.mark.parametrize("variant", ["keys", "volume", "tls"])
 async def test_whichever_step_fails_nobody_reaches_a_half_of_it_and_the_next_time_goes_on(
-    tmp_path: Path, variant: str, *, happens: bool
+    tmp_path: Path, variant: str
 ) -> None:
     desired = wanted(**VARIANTS[variant])
     whole = ModelVolumes()
@@ -94,7 +93,7 @@ async def test_whichever_step_fails_nobody_reaches_a_half_of_it_and_the_next_tim
         for method in dict.fromkeys(step.method for step in steps):
             model = ModelVolumes()
             fake.handle = model.handle
-            model.fail_next[method] = happens
+            model.fail_next[method] = [False, False]
             with pytest.raises(TargetError, match=method):
                 await spdk.apply(client, desired, may_erase=True)
             if method != "nvmf_subsystem_add_listener":
@@ -102,6 +101,12 @@ async def test_whichever_step_fails_nobody_reaches_a_half_of_it_and_the_next_tim
             await spdk.apply(client, desired, may_erase=True)
             assert (model.subsystems, model.keys) == (whole.subsystems, whole.keys)
             assert model.bdevs == whole.bdevs
+            # What was refused and done all the same, as when another hand was quicker, is seen at the next look.
+            model = ModelVolumes()
+            fake.handle = model.handle
+            model.fail_next[method] = [True]
+            await spdk.apply(client, desired, may_erase=True)
+            assert (model.subsystems, model.keys) == (whole.subsystems, whole.keys)
         client.close()
 
 
@@ -125,10 +130,7 @@ async def test_any_number_of_applications_at_once_ends_in_one_target(
     target: Target, client: SpdkClient
 ) -> None:
     desired = wanted()
-    results = await asyncio.gather(*(spdk.apply(client, desired) for _ in range(20)), return_exceptions=True)
-    assert any(isinstance(result, tuple) for result in results)
-    assert all(isinstance(result, tuple | TargetError) for result in results)
-    await spdk.apply(client, desired)
+    await asyncio.gather(*(spdk.apply(client, desired) for _ in range(20)))
     assert len(target.model.subsystems[NQN]["listeners"]) == 1
     assert target.fake.connections_most <= 4
 

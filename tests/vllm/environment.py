@@ -1,4 +1,4 @@
-"""`python -m tests.vllm.environment`: makes the virtual environment in which vLLM runs, and installs this project there.
+"""`python -m tests.vllm.environment [--lmcache]`: makes the environment in which vLLM runs, and installs this project there.
 
 It is `.venv-vllm`, or the one that XKV_VLLM_VENV names. Where the CPU build of torch cannot be had, it writes down why, and the
 tests are skipped with that reason.
@@ -15,6 +15,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")
+LMCACHE_REQUIREMENTS: Final = Path(__file__).with_name("requirements-lmcache.txt")
 INSTALL_S: Final = 1800
 
 
@@ -35,6 +36,18 @@ def why_not() -> str | None:
     if not (folder() / "xkv-installed").exists():
         return f"there is no vLLM in {folder().name}: `make test-vllm` installs it"
     return None
+
+
+def lmcache_interpreter() -> Path:
+    """Return the interpreter that has LMCache besides everything that `interpreter` has."""
+    return folder() / "lmcache" / "bin" / "python"
+
+
+def why_no_lmcache() -> str | None:
+    """Return why LMCache cannot run here; None: it can."""
+    if (folder() / "lmcache" / "installed").exists():
+        return None
+    return f"there is no LMCache in {folder().name}: `make test-vllm` installs it"
 
 
 def pins() -> dict[str, str]:
@@ -67,6 +80,23 @@ def _newer(stamp: Path, source: Path) -> bool:
     return not stamp.exists() or stamp.stat().st_mtime < source.stat().st_mtime
 
 
+def _lmcache() -> int:
+    """Make an environment on top of the other one: LMCache pins other versions of much that vLLM needs."""
+    stamp = folder() / "lmcache" / "installed"
+    if not _newer(stamp, LMCACHE_REQUIREMENTS):
+        return 0
+    subprocess.run([sys.executable, "-m", "venv", str(folder() / "lmcache")], check=True)
+    below = next((folder() / "lib").glob("python*")) / "site-packages"
+    own = next((folder() / "lmcache" / "lib").glob("python*")) / "site-packages"
+    (own / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+    done = _pip("--no-deps", "-r", str(LMCACHE_REQUIREMENTS), python=lmcache_interpreter())
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)  # noqa: T201 - a command
+        return done.returncode
+    stamp.touch()
+    return 0
+
+
 def main() -> int:
     """Return the exit code: 0 also where torch cannot be had."""
     ready, ours, unavailable = (
@@ -95,7 +125,7 @@ def main() -> int:
             print(done.stderr, file=sys.stderr)  # noqa: T201 - a command
             return done.returncode
         ours.touch()
-    return 0
+    return _lmcache() if "--lmcache" in sys.argv else 0
 
 
 if __name__ == "__main__":

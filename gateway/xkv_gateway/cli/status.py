@@ -210,8 +210,11 @@ def _connection(facts: dict[str, Any]) -> str:
     if not facts:
         return "none"
     digests = [name for name in ("header", "data") if facts[f"{name}_digest"]]
+    paths = facts.get("paths", [])
+    up = sum(path["connected"] for path in paths)
     return ", ".join(
         (
+            *([f"{up} of {len(paths)} addresses connected"] if len(paths) > 1 else []),
             f"{facts['io_queues']} I/O queues of {facts['queue_entries']} entries",
             f"transfers up to {format_size(facts['max_transfer_bytes'])}",
             f"in-capsule data up to {format_size(facts['in_capsule_bytes'])}",

@@ -20,6 +20,7 @@ HIDDEN: Final = ("/root/", "/home/", "/run/user/", "/tmp/")  # noqa: S108 - what
 MANAGED: Final = {
     "xkv-gateway.service": "etc/systemd/system/xkv-gateway.service",
     "xkv-gateway@.service": "etc/systemd/system/xkv-gateway@.service",
+    "xkv-card-attach@.service": "etc/systemd/system/xkv-card-attach@.service",
     "xkv-gateway.sysusers": "etc/sysusers.d/xkv-gateway.conf",
     "xkv-gateway.tmpfiles": "etc/tmpfiles.d/xkv-gateway.conf",
 }
@@ -27,6 +28,7 @@ MANAGED: Final = {
 EXAMPLES: Final = {
     "gateway.toml": "etc/xkv-gateway/gateway.toml",
     "soft-card.toml": "etc/xkv-gateway/soft.toml",
+    "kernel-card.conf": "etc/xkv-gateway/kernel-card.conf",
 }
 """The operator's, once they are there."""
 
@@ -64,7 +66,7 @@ def _install(root: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_source(name), encoding="utf-8")
             path.chmod(0o644)
-            click.echo(f"wrote {path}: set the card there")
+            click.echo(f"wrote {path}: {'set the card there' if name.endswith('.toml') else 'see there'}")
     except OSError as error:
         raise _failed(error) from None
     if program.startswith(HIDDEN):

@@ -43,10 +43,11 @@ WIDE: Final = 120
 def top(interval: float, *, client: AdminClient, once: bool, as_json: bool) -> ExitCode:
     """Show what a gateway does now: rates, hit rate, bytes and evictions of each tenant, the card and its queues.
 
-    Tenants without a name have no counters of their own. With --json, one interval is printed as JSON. Ctrl-C ends it.
+    Tenants without a name have no counters of their own. With --json, one interval is printed as JSON. Ctrl-C ends it. Where the
+    output is no terminal, it is as with --once.
     """
     before = _look(client)
-    if once or as_json:
+    if once or as_json or not sys.stdout.isatty():
         time.sleep(interval)
         seen = view(before, _look(client))
         if as_json:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from xkv_gateway.cli.tables import scope_text
 
-EVICTIONS: Final = ("evicted_watermark", "evicted_demand", "evicted_quota")
+EVICTIONS: Final = ("evicted_watermark", "evicted_demand", "evicted_quota", "evicted_ttl")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,6 @@ class Admission:
         self._state = state
         self._removal = removal
         self._eviction = eviction
-        self._hard = state.limits.eviction.enforcement is Enforcement.HARD
 
     def admit(self, name: bytes, wanted: I64, units: I64, entries: Entries) -> tuple[I64, bool]:
         """Decide for the wanted keys; makes room for those that can get it soon, refuses the rest.
@@ -106,7 +105,7 @@ class Admission:
 
     def _within(self, scope: Scope | None, name: bytes) -> tuple[_Room, int | None]:
         """What the quota leaves, and the limit itself."""
-        if not self._hard:
+        if self._state.rules.enforcement is not Enforcement.HARD:
             return _UNBOUNDED, None
         limit_au = self._state.quotas.limit_au_of(name) if scope is None else scope.limit_au
         if limit_au is None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .arrays import Bools, Slots
     from .counters import Counters
     from .restore import Restored
+    from .tenancy import EvictionRules
     from .types import (
         BeginLoad,
         BeginStore,
@@ -224,6 +225,13 @@ class Engine:
         """
         self._now_ns = self._reads.settle(now_ns)
         return self.wiping.wipe(namespace, scope, erase=erase)
+
+    def set_rules(self, rules: EvictionRules, written_bytes_per_day: int) -> None:
+        """From now on these rules of eviction and this budget hold; what they take away goes in the next cycles."""
+        self._state.rules = rules
+        self._eviction.set_rules(rules)
+        self.quotas.set_rules(rules)
+        self.budget.bytes_per_day = written_bytes_per_day
 
     # --- durability and time ------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .names import Scope
     from .removal import Removal
     from .state import EngineState
+    from .tenancy import EvictionRules
 
 VICTIMS_PER_TICK: Final = 2048
 VICTIMS_PER_STORE: Final = 4096
@@ -42,9 +43,7 @@ class Eviction:
     def __init__(self, state: EngineState, removal: Removal) -> None:
         self._state = state
         self._removal = removal
-        self._rules = state.limits.eviction
         self._order = Order(state)
-        self._fair = FairOrder(state.names, state.limits.capacity_au)
         self._promised_au = 0
         self._promised_objects = 0
         self._cycle_at_ns = 0
@@ -57,15 +56,24 @@ class Eviction:
         """Scopes that may have reached what their quota allows."""
         self._to_judge: deque[Scope] = deque()
         self._trims: deque[tuple[Scope, Need]] = deque()
-        isolated = self._rules.policy is EvictionPolicy.ISOLATED_LRU
-        self._isolated = isolated
-        self._soft = self._rules.enforcement is Enforcement.SOFT
-        self._able = self._rules.policy is not EvictionPolicy.NOOP
-        if isolated:
-            state.quotas.on_limit = self._fair.list
-        if self._able and (isolated or self._soft):
-            state.accounts.watch = self._watch
-            for scope in state.names.scopes.values():
+        self.set_rules(state.rules)
+
+    def set_rules(self, rules: EvictionRules) -> None:
+        """From now on these hold. What a cycle has begun is finished by them."""
+        assert rules.trigger_watermark > 0 < rules.eviction_ratio <= 1
+        state = self._state
+        self._rules = rules
+        self._isolated = rules.policy is EvictionPolicy.ISOLATED_LRU
+        self._soft = rules.enforcement is Enforcement.SOFT
+        self._able = rules.policy is not EvictionPolicy.NOOP
+        self._fair = FairOrder(state.names, state.limits.capacity_au)
+        self._suspects.clear()
+        watched = self._able and (self._isolated or self._soft)
+        state.quotas.on_limit = self._fair.list if self._isolated else None
+        state.accounts.watch = self._watch if watched else None
+        for scope in state.names.scopes.values():
+            scope.listed = None
+            if watched:
                 self._watch(scope)
 
     # --- on demand ----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .names import Home, Namespace
     from .quotas import Tenant
     from .state import EngineState
+    from .tenancy import EvictionRules
 
 PAGE_MAX: Final = 1000
 
@@ -28,7 +29,11 @@ class Inspection:
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self.au_bytes = state.limits.au_bytes
-        self.rules = state.limits.eviction
+
+    @property
+    def rules(self) -> EvictionRules:
+        """The rules of eviction that hold now."""
+        return self._state.rules
 
     def tenant(self, scope: bytes) -> TenantInfo:
         """One tenant, also if it is neither registered nor holds anything."""

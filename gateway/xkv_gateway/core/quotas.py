@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from .names import Names, Scope
     from .records import RecordLog
+    from .tenancy import EvictionRules
     from .types import EngineLimits, Lsn
 
 
@@ -101,6 +102,11 @@ class Quotas:
     def _reattach_all(self) -> None:
         for name in self._names.scopes:
             self._reattach(name)
+
+    def set_rules(self, rules: EvictionRules) -> None:
+        """From now on these hold."""
+        self._rules = rules
+        self._reattach_all()
 
     # --- changes --------------------------------------------------------------------------------------------
 

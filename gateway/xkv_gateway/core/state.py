@@ -45,8 +45,9 @@ class EngineState:
     def __init__(self, limits: EngineLimits, digest_secret: bytes, slots: SlotTable | None = None) -> None:
         assert 0 < limits.object_bytes_max < 2**32, "sizes are kept in 32 bits"
         assert 0 < limits.leases_per_scope_max < 2**16, "leases of an object are counted in 16 bits"
-        assert limits.eviction.trigger_watermark > 0 < limits.eviction.eviction_ratio <= 1
         self.limits = limits
+        self.rules = limits.eviction
+        """The rules of eviction that hold now; see `Engine.set_rules`."""
         self.slots = slots or SlotTable(limits.max_objects, limits.capacity_au, limits.au_bytes)
         self.index = Index(limits.max_objects, self.slots.digest_low, self.slots.digest_high)
         self.allocator = Allocator(limits.capacity_au)

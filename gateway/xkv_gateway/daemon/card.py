@@ -63,6 +63,12 @@ def eviction_rules(config: Config) -> EvictionRules:
     )
 
 
+def adopt_rules(config: Config, store: CardStore) -> None:
+    """Let the rules of eviction and admission of these settings hold from now on."""
+    store.engine.set_rules(eviction_rules(config), config.admission.bytes_per_day)
+    store.changed()
+
+
 def owner_of(identity: HostIdentity, keep_alive_ms: int, lease_ms: int) -> Owner:
     """Return who opens the card, for the superblock; `keep_alive_ms` as the controller has it."""
     boot_id = bytes(16)

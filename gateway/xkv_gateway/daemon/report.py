@@ -104,7 +104,9 @@ class Reporter:
             limits=self._limits,
             features=["region"],
             regions=self._addresses.regions,
-            target=TargetInfo(url.nqn, url.nsid, [url.address])
+            target=TargetInfo(
+                url.nqn, url.nsid, list(url.addresses) if isinstance(url, TcpCardUrl) else [url.address]
+            )
             if isinstance(url, TcpCardUrl | KernelCardUrl)
             else None,
         )

@@ -21,7 +21,8 @@ from xkv_gateway.card.blocks import CardFailed
 from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.operator import Operator
 from xkv_gateway.cardurl import SoftCardUrl, parse_card_url
-from xkv_gateway.daemon.card import open_attached
+from xkv_gateway.daemon.card import adopt_rules, open_attached
+from xkv_gateway.daemon.lag import watch_lag
 from xkv_gateway.daemon.notify import Notifier
 from xkv_gateway.daemon.ports import CLOSE_GRACE_MS, CLOSE_LINGER_MS, PortOpener, Ports
 from xkv_gateway.daemon.report import Reporter
@@ -73,6 +74,7 @@ class _Parts:
     store: CardStore
     service: ControlService
     reporter: Reporter
+    meter: Meter
     admin: list[AdminServer]
     target: TargetKeeper | None
 
@@ -217,6 +219,7 @@ class Daemon:
             clock=self._clock,
         )
         operator = Operator(session, store)
+        self._reloader.joined(partial(adopt_rules, store=store))
         meter = Meter(partial(_label, operator))
         service = ControlService(
             store,
@@ -228,7 +231,7 @@ class Daemon:
             meter=meter,
         )
         admin = _admin(ports, AdminSources(reporter, meter, operator, self._clock), self._storage)
-        return _Parts(ports, attached, session, store, service, reporter, admin, target)
+        return _Parts(ports, attached, session, store, service, reporter, meter, admin, target)
 
     # --- serve and stop -------------------------------------------------------------------------------------
 
@@ -241,6 +244,7 @@ class Daemon:
             target = None
             if parts.target is not None:
                 target = tasks.create_task(parts.target.run(), name="target")
+            lag = tasks.create_task(watch_lag(self._clock, parts.meter.lagged), name="lag")
             told = tasks.create_task(keep_told(self._notifier, parts.reporter.status), name="told")
             stopped = asyncio.create_task(self._stop.wait(), name="stop")
             owned = asyncio.create_task(parts.session.owned_soon(), name="owned")
@@ -261,6 +265,7 @@ class Daemon:
             run.cancel()
             card.cancel()
             told.cancel()
+            lag.cancel()
             if target is not None:
                 target.cancel()
         if self._lost is not None:

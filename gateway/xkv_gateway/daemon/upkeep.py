@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD_S: Final = 1.0
+POLICIES: Final = ("eviction", "admission")
+"""Tables of settings whose changes hold from a reload on."""
 WATCHDOG_SHARE: Final = 3
 """Signs of life in the time in which one is expected: two may be late."""
 
@@ -49,7 +51,7 @@ def sentence(status: Status) -> str:
 
 
 class Reloader:
-    """Reads keys, tokens and the log level again, on SIGHUP; everything else waits for a restart.
+    """Reads keys, tokens, [eviction], [admission] and the log level again, on SIGHUP; everything else waits for a restart.
 
     Args:
         config: the settings in effect.
@@ -62,6 +64,7 @@ class Reloader:
         self._load = load
         self._notifier = notifier
         self._ports: Ports | None = None
+        self._adopt: Callable[[Config], None] | None = None
         self._serving = False
 
     @contextlib.contextmanager
@@ -77,6 +80,10 @@ class Reloader:
     def opened(self, ports: Ports) -> None:
         """From now on there are keys and tokens."""
         self._ports = ports
+
+    def joined(self, adopt: Callable[[Config], None]) -> None:
+        """From now on there is something that [eviction] and [admission] are for; `adopt` lets those of a config hold."""
+        self._adopt = adopt
 
     def ready(self) -> None:
         """From now on a reload ends by being ready."""
@@ -102,6 +109,13 @@ class Reloader:
 
     def _take(self, config: Config) -> None:
         set_level(config.log.level)
+        policies = {name: getattr(config, name) for name in POLICIES}
+        if self._adopt is not None and any(
+            getattr(self._config, name) != new for name, new in policies.items()
+        ):
+            self._adopt(config)
+            self._config = self._config.model_copy(update=policies)
+            AUDIT.info("the rules of eviction and admission have changed", extra={"event": "rules"})
         applied = self._config.model_copy(
             update={"log": config.log, "state_dir": config.state_dir or self._config.state_dir}
         )

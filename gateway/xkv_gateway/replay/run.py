@@ -12,6 +12,7 @@ from xkv_gateway.errors import (
     ExitCode,
     GatewayError,
     GatewayUnreachableError,
+    RefusedError,
 )
 from xkv_gateway.replay.link import open_link
 from xkv_gateway.replay.player import Player, PlayOptions
@@ -203,7 +204,7 @@ REFUSALS: Final[dict[ErrorCode, tuple[type[GatewayError], str]]] = {
     ErrorCode.BUSY: (GatewayUnreachableError, "The gateway stayed busy; try a lower --concurrency."),
     ErrorCode.TOO_LARGE: (ConfigError, "Choose smaller --block-bytes."),
     ErrorCode.UNAUTHORIZED: (ConfigError, ""),
-    ErrorCode.FORBIDDEN: (ConfigError, ""),
+    ErrorCode.FORBIDDEN: (RefusedError, "`xkv-gateway keys list` says which namespaces a key may touch."),
 }
 """What a refused message means for the command. A code that is not here is a bug, of the gateway or of the replay."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from xkv_gateway.service.histogram import PowerHistogram
+from xkv_gateway.service.histogram import Histogram, PowerHistogram
 from xkv_gateway.service.reuse import ReuseTracker
 from xkv_rpc import messages as m
 
@@ -38,6 +38,7 @@ TOKENS_PER_KEY_VALUES_MAX: Final = 16
 """Different values under one set of labels; lookups with more of them are not counted in tokens."""
 LATENCY_BITS: Final = (16, 34)
 """Bounds of the latencies: 2^16 ns (66 us) to 2^34 ns (17 s)."""
+LAG_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 TIMED: Final = (m.Lookup, m.Load, m.Store, m.Delete, m.Renew, m.Release)
 
 
@@ -89,7 +90,16 @@ class Meter:
         """By namespace, tenant, model, and within by tokens a key."""
         self.latencies = {kind: PowerHistogram() for kind in TIMED}
         self._lookup_latency = self.latencies[m.Lookup]
+        self.loop_lag = Histogram([ms * 1_000_000 for ms in LAG_MS])
+        """By how many ns the loop came too late to a turn."""
+        self.loop_lag_max_ns = 0
+        """... at the worst, since the start."""
         self.reuse = ReuseTracker(self._reuse_label)
+
+    def lagged(self, lag_ns: int) -> None:
+        """The loop came so late to a turn."""
+        self.loop_lag.add(lag_ns)
+        self.loop_lag_max_ns = max(self.loop_lag_max_ns, lag_ns)
 
     # --- what the control service tells -----------------------------------------------------------------------
 

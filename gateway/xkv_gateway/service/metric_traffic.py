@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from xkv_gateway.service.meter import LATENCY_BITS, OTHER
 from xkv_gateway.service.metric_status import PREFIX
@@ -33,6 +33,14 @@ def traffic_families(meter: Meter) -> Iterator[Metric]:
         buckets = histogram.buckets(*LATENCY_BITS, NS_PER_S)
         latency.add_metric([OP_OF[kind]], buckets, histogram.total / NS_PER_S)
     yield latency
+    lag = HistogramMetricFamily(f"{PREFIX}_loop_lag_seconds", "By how much the loop came too late to a turn")
+    lag.add_metric([], meter.loop_lag.buckets(NS_PER_S), meter.loop_lag.total / NS_PER_S)
+    yield lag
+    yield GaugeMetricFamily(
+        f"{PREFIX}_loop_lag_max_seconds",
+        "... at the worst, since the start",
+        meter.loop_lag_max_ns / NS_PER_S,
+    )
 
 
 def _lookups(meter: Meter) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from xkv_gateway.cardurl import KernelCardUrl, NodeCardUrl, SoftCardUrl
+from xkv_gateway.cardurl import KernelCardUrl, NodeCardUrl, SoftCardUrl, TcpCardUrl
 from xkv_gateway.errors import CardUnavailableError, ConfigError
 from xkv_gateway.target.softcard import SoftCard
 from xkv_nvmeof.blockdev import DeviceError
@@ -23,7 +23,7 @@ from xkv_nvmeof.kernel.ways import FabricWay, NodeWay
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xkv_gateway.cardurl import CardUrl, TcpCardUrl
+    from xkv_gateway.cardurl import CardUrl
     from xkv_gateway.config import NvmeConfig
     from xkv_gateway.networks import StorageNetworks
     from xkv_gateway.state import HostIdentity
@@ -60,7 +60,18 @@ class AttachedCard:
         if isinstance(self.device, KernelDevice):
             return self.device.facts
         negotiated = self.device.negotiated
-        return {} if negotiated is None else asdict(negotiated)
+        if negotiated is None:
+            return {}
+        paths = [
+            {
+                "address": f"{path.address.host}:{path.address.port}",
+                "connected": path.connected,
+                "access": None if path.access is None else path.access.name.lower(),
+                "reason": path.reason,
+            }
+            for path in self.device.paths
+        ]
+        return {**asdict(negotiated), "paths": paths}
 
     async def run(self) -> None:
         """Look after the soft card's process, if there is one. Ends only by cancellation, or at once without one."""
@@ -157,7 +168,10 @@ async def attach(
                     node = NodeWay(url.path, read_only=read_only)
                     device = await KernelDevice.connect(node, options, clock=clock, entropy=entropy)
                 case _:
-                    device = await TcpInitiator.connect(address, options, clock=clock, entropy=entropy)
+                    portals = url.portals if isinstance(url, TcpCardUrl) else ()
+                    device = await TcpInitiator.connect(
+                        address, options, clock=clock, entropy=entropy, portals=portals
+                    )
         except DeviceError as error:
             raise CardUnavailableError(f"cannot use the card {url}: {error}", advice=advice) from None
         undo.pop_all()
@@ -180,5 +194,7 @@ def _for_linux(options: InitiatorOptions) -> InitiatorOptions:
 
 def _judge(storage: StorageNetworks, url: TcpCardUrl | KernelCardUrl) -> None:
     """Refuse at once what is an address already; a name is judged when it stands for one."""
-    with contextlib.suppress(ValueError):
-        storage.judge_target(url.host, f"the card {url}")
+    hosts = [url.host, *(host for host, _port in url.portals)] if isinstance(url, TcpCardUrl) else [url.host]
+    for host in hosts:
+        with contextlib.suppress(ValueError):
+            storage.judge_target(host, f"the card {url}")

@@ -199,7 +199,7 @@ class SoftCard:
 
     def _last_words(self) -> str:
         if self._tail:
-            return " / ".join(self._tail)
+            return " / ".join(line.removeprefix("Error: ") for line in self._tail)
         code = self._process.returncode if self._process else None
         return f"it did not answer within {START_TIMEOUT_S:.0f} s" if code is None else _exit_words(code)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from xkv_gateway.errors import TargetAwayError, TargetError, TargetRefusedError
+from xkv_gateway.errors import TargetAwayError, TargetError, TargetRefusedError, TargetStepError
 from xkv_gateway.target import actual as read
 from xkv_gateway.target.actual import ActualTarget, UnreadableAnswerError
 from xkv_gateway.target.plan import plan
@@ -94,6 +94,7 @@ async def apply(
         TargetError: a step failed, or the target went away. What was done stays; applying again goes on.
     """
     taken: list[Step] = []
+    refused: list[Step] = []
     for _ in range(ROUNDS_MAX):
         coming = plan(desired, await look(client))
         if coming.refusals:
@@ -104,7 +105,14 @@ async def apply(
         for step in coming.steps:
             if on_step is not None:
                 on_step(step)
-            await take(client, step)
+            try:
+                await take(client, step)
+            except TargetStepError:
+                # Somebody else may have done it meanwhile, another gateway or another hand: look before it counts.
+                if step in refused:
+                    raise
+                refused.append(step)
+                break
             taken.append(step)
             if step.look:
                 break
@@ -123,11 +131,16 @@ def _judge(coming: Plan, taken: list[Step], *, may_erase: bool) -> None:
 
 
 async def take(client: SpdkClient, step: Step) -> Any:
-    """Take one step. Raises TargetError."""
+    """Take one step.
+
+    Raises:
+        TargetStepError: the target said no.
+        TargetAwayError: it did not answer; whether it was done is not known.
+    """
     try:
         return await client.call(step.method, step.params, timeout_ms=STEP_TIMEOUT_MS)
     except SpdkRefusedError as error:
-        raise TargetError(f"the target refused to {step.why}: {error}", advice=_advice(step)) from None
+        raise TargetStepError(f"the target refused to {step.why}: {error}", advice=_advice(step)) from None
     except SpdkError as error:
         raise TargetAwayError(f"while it was to {step.why}: {error}") from None
 

@@ -71,15 +71,19 @@ def judge(view: View, peer: Peer, *, root: bool, fabrics: bool, tcp: bool) -> Ca
     return Cause.STRANGER if strangers_at(view, peer) else Cause.REFUSED
 
 
-def connect_options(options: InitiatorOptions) -> ConnectOptions:
-    """Return how Linux is to treat the connection. Linux cannot negotiate digests: "preferred" is off."""
+def connect_options(options: InitiatorOptions, *, for_ever: bool) -> ConnectOptions:
+    """Return how Linux is to treat the connection. Linux cannot negotiate digests: "preferred" is off.
+
+    With `for_ever` Linux looks for a controller that is away until somebody disconnects; else it gives up some time, and whoever
+    connected does so again.
+    """
     keep_alive_s = max(1, math.ceil(options.keep_alive_ms / 1000))
     return ConnectOptions(
         io_queues=options.io_queues,
         queue_entries=min(1024, max(16, options.queue_depth)),
         keep_alive_s=keep_alive_s,
         reconnect_delay_s=RECONNECT_DELAY_S,
-        controller_loss_s=max(10, 2 * keep_alive_s),
+        controller_loss_s=-1 if for_ever else max(10, 2 * keep_alive_s),
         header_digest=options.header_digest == "required",
         data_digest=options.data_digest == "required",
     )
@@ -93,11 +97,13 @@ class FabricLink:
         options: InitiatorOptions,
         tool: NvmeTool,
         *,
+        for_ever: bool = False,
         view: Callable[[], View] = read_view,
         is_whole: Callable[[Namespace], bool] | None = None,
     ) -> None:
         self._options = options
         self._tool = tool
+        self._for_ever = for_ever
         self._view = view
         self._is_whole = is_whole or node_is_whole
         self._peer: Peer | None = None
@@ -130,7 +136,7 @@ class FabricLink:
         self._ours = None
         ended: Ended | None = None
         failure: ConnectFailed | None = None
-        arguments = connect_arguments(peer, connect_options(self._options))
+        arguments = connect_arguments(peer, connect_options(self._options, for_ever=self._for_ever))
         try:
             ended = await self._tool.run(arguments, self._options.connect_timeout_ms / 1000)
         except ToolMissing:

@@ -93,13 +93,13 @@ class FabricWay:
         wanted = _pinned(self._wanted, expected)
         try:
             async with asyncio.timeout(self._options.connect_timeout_ms / 1000):
-                traddr = await _resolve(self._address, self._options.admits)
+                traddr = await resolve(self._address, self._options.admits)
         except TimeoutError:
             raise ConnectFailed(f"{self._address.host}: its address could not be found in time") from None
         controller, namespace = await self._link.up(traddr, self._address.port, wanted)
         try:
             if self._link.ours:
-                _tune(controller, self._options)
+                tune(controller, self._options)
             opened = _open(DEV / namespace.node, namespace.node, read_only=self._read_only)
         except BaseException:
             await self._link.down()
@@ -147,7 +147,7 @@ def _pinned(wanted: Wanted, expected: DeviceIdentity | None) -> Wanted:
     return Wanted(wanted.nqn, wanted.nsid, expected.nguid, expected.uuid)
 
 
-async def _resolve(address: TargetAddress, admits: Callable[[str], bool] | None) -> str:
+async def resolve(address: TargetAddress, admits: Callable[[str], bool] | None) -> str:
     """Return the numeric address: nvme-cli does not know names in all its versions."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -298,7 +298,7 @@ def _late_ms(subsystem: Subsystem | None, queue: sysfs.Queue) -> tuple[int, int]
     return io_timeout_ms, late_ms
 
 
-def _tune(controller: str, options: InitiatorOptions) -> None:
+def tune(controller: str, options: InitiatorOptions) -> None:
     """Tell Linux how long commands may take, and how long they wait for a controller that is away: nvme-cli has no flag for it."""
     fail_after_s = max(1, options.keep_alive_ms // 2000)
     folder = sysfs.SYSFS / "class" / "nvme" / controller

@@ -1,0 +1,129 @@
+"""A gateway beside a target that misbehaves: it serves all the same, says what it found, and ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.e2e.gateway import run, serving
+from tests.e2e.target import target as card_process
+from tests.target.fake_spdk import FakeSpdk, fake_spdk
+from tests.target.model_spdk import ModelVolumes
+from tests.target.settings import NQN
+from xkv_gateway.errors import ExitCode
+from xkv_rpc.async_client import AsyncClient
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEYS: Final = [bytes([number]) * 32 for number in range(8)]
+LOOKUP_S_MAX: Final = 0.25
+"""Far above what a lookup takes, far below any wait for a target."""
+
+
+def settings(home: Path, spdk: FakeSpdk, listener: str) -> Path:
+    file = home / "gateway.toml"
+    file.write_text(
+        f"[target]\nrpc = '{spdk.path}'\nnqn = '{NQN}'\nlisteners = ['{listener}']\nallow_any_host = true\ninterval_s = 0.1\n"
+        "[target.bdev]\nkind = 'aio'\nfile = '/srv/card.img'\n"
+    )
+    return file
+
+
+async def hangs(_: dict[str, Any], __: asyncio.StreamWriter) -> bool:
+    await asyncio.sleep(3600)
+    return True
+
+
+def garbage(data: bytes) -> Any:
+    async def script(_: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+        writer.write(data)
+        await writer.drain()
+        writer.close()
+        return True
+
+    return script
+
+
+async def test_serve_makes_the_target_then_keeps_it_through_every_misbehaviour(home: Path) -> None:
+    model = ModelVolumes()
+    async with (
+        fake_spdk(home / "spdk.sock", model.handle) as spdk,
+        card_process(home / "card.img") as url,
+    ):
+        address = url.removeprefix("nvme+tcp://").partition("/")[0]
+        file = str(settings(home, spdk, address))
+        formatted = await run(
+            home, "card", "format", url, "--state-dir", str(home / "state"), "--config", file
+        )
+        assert formatted.code == ExitCode.OK, formatted.err
+        assert not model.subsystems, "only `serve` and `target apply` make anything"
+        arguments = ("--config", file, "--card", url)
+        async with (
+            serving(home / "state", *arguments, card=None) as gateway,
+            AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client,
+        ):
+            assert model.subsystems[NQN]["listeners"], "made before the card is reached"
+            await client.store("", b"", KEYS, [b"bytes"] * 8, timeout_ms=20_000)
+            for script in (
+                garbage(b'{"jsonrpc": "2.0", "id": 1, "resu'),
+                garbage(b'{"id": 8, "result": {}}\n{"id": 7, "result": {}}\n'),
+                garbage(b'{"id": 1, "result": [[[{"pid": "x"}]]]}\n'),
+                garbage(b"\xff\xfe}"),
+                garbage(b""),
+                hangs,
+            ):
+                spdk.script = script
+                calls = len(spdk.calls)
+                while len(spdk.calls) < calls + (1 if script is hangs else 2):
+                    begin = time.monotonic()
+                    assert (await client.lookup("", b"", KEYS)).hits == len(KEYS)
+                    assert time.monotonic() - begin < LOOKUP_S_MAX
+                    await asyncio.sleep(0.01)
+            await gateway.logged("the SPDK target is away")
+            begin = time.monotonic()
+            assert await gateway.end() == ExitCode.OK
+            assert time.monotonic() - begin < 10, "a call that hangs does not hold the end"
+            assert gateway.log_text.count("SPDK target is away") < 10
+
+
+async def test_a_target_that_is_away_at_the_start_is_told_and_the_card_tried(home: Path) -> None:
+    async with card_process(home / "card.img") as url:
+        address = url.removeprefix("nvme+tcp://").partition("/")[0]
+        file = str(settings(home, FakeSpdk(home / "nobody.sock", lambda *_: None), address))
+        await run(home, "card", "format", url, "--state-dir", str(home / "state"), "--config", file)
+        arguments = ("--config", file, "--card", url)
+        async with serving(home / "state", *arguments, card=None) as gateway:
+            await gateway.logged("the SPDK target is away")
+            assert (await gateway.get("/readyz")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("target", "plan"), ExitCode.CONFIG, "target.rpc is not set"),
+        (("target", "apply", "--config", "FILE"), ExitCode.TARGET, "Does it run"),
+        (("target", "status", "--config", "FILE"), ExitCode.TARGET, "nobody.sock"),
+        (("target", "destroy", "--yes", "--config", "FILE"), ExitCode.TARGET, "nobody.sock"),
+        (
+            ("serve", "--config", "FILE", "--card", "nvme+tcp://192.0.2.1/nqn.2014-08.com.example:c"),
+            ExitCode.CONFIG,
+            "192.0.2.1",
+        ),
+    ],
+)
+async def test_a_command_without_a_target_says_why(
+    home: Path, arguments: tuple[str, ...], code: ExitCode, words: str
+) -> None:
+    file = str(settings(home, FakeSpdk(home / "nobody.sock", lambda *_: None), "127.0.0.1:4420"))
+    more = (
+        ("--port", "0", "--admin-port", "0", "--state-dir", str(home / "s"))
+        if arguments[0] == "serve"
+        else ()
+    )
+    finished = await run(home, *(file if word == "FILE" else word for word in arguments), *more)
+    assert finished.code == code, finished
+    assert words in finished.err
