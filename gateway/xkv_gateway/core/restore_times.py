@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .state import EngineState
 
 TIME_S_MAX: Final = (1 << 32) - 1
+WRITTEN_BYTES_MAX: Final = 1 << 62
+"""No card takes so much in an hour."""
 
 
 class RestoredTimes:
@@ -50,7 +52,8 @@ class RestoredTimes:
             rows["time_s"].tolist(), rows["written_bytes"].tolist(), strict=True
         ):
             self._note_time(min(time_s, TIME_S_MAX))
-            if written_bytes:
+            # What nobody can have written, or not yet, a faulty program says: it does not count.
+            if 0 < written_bytes <= WRITTEN_BYTES_MAX and time_s <= TIME_S_MAX:
                 self._write(time_s, written_bytes)
         self._put_s = self.time_s
 
@@ -95,7 +98,7 @@ class RestoredTimes:
 
     def _write(self, time_s: int, written_bytes: int) -> None:
         hour = time_s // HOUR_S
-        self._hours[hour] = self._hours.get(hour, 0) + written_bytes
+        self._hours[hour] = min(self._hours.get(hour, 0) + written_bytes, WRITTEN_BYTES_MAX)
 
     def _note_time(self, time_s: int) -> None:
         self.time_s = max(self.time_s, time_s)
