@@ -20,6 +20,7 @@ from xkv_vllm_connector.metrics import Stats
 from xkv_vllm_connector.scheduler import SchedulerSide
 from xkv_vllm_connector.settings import SettingsError
 from xkv_vllm_connector.stores import Stores
+from xkv_vllm_connector.transfers import Kit
 from xkv_vllm_connector.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -248,13 +249,8 @@ class Assembly:
         )
         self._worker = WorkerSide(
             settings,
-            geometry,
-            rank - rank % self._replicas,
-            copiers,
-            streams,
+            Kit(geometry, rank - rank % self._replicas, copiers, streams, self._stats, self._clock),
             (channels[0], channels[1]),
-            self._stats,
-            self._clock,
             self._warn,
             writer=rank % self._replicas == 0,
         )

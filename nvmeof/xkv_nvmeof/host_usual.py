@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xkv_nvmeof.host_command import Exchange
+    from xkv_nvmeof.host_outbox import Outbox
     from xkv_nvmeof.host_table import CommandTable
 
 HEADER_BYTES: Final = 24
@@ -53,9 +54,8 @@ def take_usual(
     """
     at, end = 0, len(chunk)
     in_flight, outbox = table.slots.in_flight, table.outbox
-    unpack = _HEADER.unpack_from
     while end - at >= HEADER_BYTES:
-        first, plen, cid, tag, offset, length, _ = unpack(chunk, at)
+        first, plen, cid, tag, offset, length, _ = _HEADER.unpack_from(chunk, at)
         if first == _READ_DATA:
             exchange = in_flight.get(cid)
             if (
@@ -81,30 +81,35 @@ def take_usual(
         elif first == _RESPONSE:
             result, _head, _qid, cid, status = _COMPLETION.unpack_from(chunk, at + 8)
             exchange = in_flight.get(cid)
-            if (
-                exchange is None
-                or plen != HEADER_BYTES
-                or status > 1
-                or exchange.received_bytes != exchange.receive_bytes
-                or exchange.requested_bytes != exchange.send_bytes
-                or exchange.send_end > outbox.sent_bytes
-            ):
+            if exchange is None or plen != HEADER_BYTES or status > 1 or not _is_done(exchange, outbox):
                 break
             at += HEADER_BYTES
             exchange.result = result
             table.succeed(exchange)
         elif first == _REQUEST:
             exchange = in_flight.get(cid)
-            if (
-                exchange is None
-                or plen != HEADER_BYTES
-                or exchange.r2t_ends
-                or offset != exchange.requested_bytes
-                or not 0 < length <= exchange.send_bytes - offset
-            ):
+            if exchange is None or plen != HEADER_BYTES or not _is_next(exchange, offset, length):
                 break
             at += HEADER_BYTES
             request(exchange, tag, offset, length)
         else:
             break
     return at, None
+
+
+def _is_done(exchange: Exchange, outbox: Outbox) -> bool:
+    """Whether all data of a command was transferred."""
+    return (
+        exchange.received_bytes == exchange.receive_bytes
+        and exchange.requested_bytes == exchange.send_bytes
+        and exchange.send_end <= outbox.sent_bytes
+    )
+
+
+def _is_next(exchange: Exchange, offset: int, length: int) -> bool:
+    """Whether this data of a write may be asked for now, and no other request for it waits."""
+    return (
+        not exchange.r2t_ends
+        and offset == exchange.requested_bytes
+        and 0 < length <= exchange.send_bytes - offset
+    )

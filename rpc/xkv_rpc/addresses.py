@@ -1,9 +1,11 @@
-"""Addresses: what an IP address is, the same on every Python, whose own answers about mapped ones differ; and SPDK's."""
+"""Addresses: what an IP address is, the same on every Python, whose own answers about mapped ones differ; endpoints; and SPDK's."""
 
 from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+
+from xkv_rpc.errors import BadEndpointError
 
 
 def is_loopback(ip: str) -> bool:
@@ -30,3 +32,11 @@ class SpdkAddress:
         if self.port is None:
             return self.host
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+
+def split_endpoint(endpoint: str) -> tuple[str, str]:
+    """Return scheme and rest. Raises BadEndpointError where it is neither TCP nor a Unix socket."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme not in {"tcp", "ipc"} or not rest:
+        raise BadEndpointError(endpoint, "neither tcp://ADDRESS:PORT nor ipc://PATH")
+    return scheme, rest

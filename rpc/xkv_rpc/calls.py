@@ -17,6 +17,14 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 """What a payload may be: contiguous bytes. It must not change before the transport has sent it."""
 
 
+class Tracking(Protocol):
+    """Whether a connection still refers to the payloads of a message."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is done with them: sent, or dropped with their connection."""
+
+
 class CallSink(Protocol):
     """Where answers go (the server)."""
 

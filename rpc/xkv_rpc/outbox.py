@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from xkv_rpc.calls import Buffer
+    from xkv_rpc.calls import Buffer, Tracking
+    from xkv_rpc.endpoints import Endpoints
     from xkv_rpc.messages import PeerId
     from xkv_rpc.session import Ledger
-    from xkv_rpc.transport import Router, Tracker
 
 RETRY_MIN_S: Final = 0.001
 RETRY_MAX_S: Final = 0.05
@@ -35,20 +35,20 @@ class Outbox:
 
     def __init__(
         self,
-        router: Router,
+        endpoints: Endpoints,
         ledger: Ledger,
         loop: asyncio.AbstractEventLoop,
         *,
         after_send: Callable[[], None],
         on_empty: Callable[[], None],
     ) -> None:
-        self._router = router
+        self._endpoints = endpoints
         self._ledger = ledger
         self._loop = loop
         self._after_send = after_send
         self._on_empty = on_empty
         self._waiting: dict[PeerId, deque[tuple[bytes, Sequence[Buffer], int]]] = {}
-        self._tracked: dict[PeerId, deque[tuple[Tracker, int]]] = {}
+        self._tracked: dict[PeerId, deque[tuple[Tracking, int]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._retry_s = RETRY_MIN_S
         self.sent_replies = 0
@@ -89,7 +89,7 @@ class Outbox:
         self, peer: PeerId, header: bytes, payloads: Sequence[Buffer], size: int, *, owed_bytes: int
     ) -> SendOutcome:
         """Hand a reply to the socket. Of its `owed_bytes`, counted before, settle those that are not held any more."""
-        outcome, tracker = self._router.send(peer, header, payloads)
+        outcome, tracker = self._endpoints.send(peer, header, payloads)
         self._after_send()
         if outcome is SendOutcome.FULL:
             return outcome

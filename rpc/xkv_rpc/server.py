@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,18 +23,19 @@ from xkv_rpc.calls import Buffer, Call, Handler
 from xkv_rpc.codec import RequestDecoder
 from xkv_rpc.diagnose import RequestRefusedError
 from xkv_rpc.doors import EVERYTHING, Admits, Door
+from xkv_rpc.endpoints import Endpoints
 from xkv_rpc.errors import ErrorCode, RpcError
 from xkv_rpc.messages import OP_OF, Delete, Limits, Load, Lookup, PeerId, Store
 from xkv_rpc.outbox import Outbox
 from xkv_rpc.reply_codec import ReplyEncoder
 from xkv_rpc.session import Ledger, ServerBounds
-from xkv_rpc.transport import Received, Router
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xkv_rpc.doors import Doorkeeper, Grant
+    from xkv_rpc.doors import Doorkeeper, Grant, Knock, Visit
     from xkv_rpc.messages import Reply, Request
+    from xkv_rpc.transport import Received, Router
 
 __all__ = ["Buffer", "Call", "Handler", "PeerId", "Server", "ServerBounds", "ServerCounters"]
 
@@ -97,18 +99,15 @@ class Server:
         self._decoder = RequestDecoder(limits)
         self._encoder = ReplyEncoder()
         self._ledger = Ledger(bounds or ServerBounds())
-        self._router = Router(
-            payload_bytes_max=max(limits.object_bytes, limits.inline_bytes),
-            payloads_max=limits.keys,
-            guarded=doorkeeper is not None,
-        )
+        self._endpoints = Endpoints(limits, self._take_now, None if doorkeeper is None else self._judge)
         self._doorkeeper = doorkeeper
+        self._judging = threading.Lock()
         self._has_keys = False
         self._outbox = Outbox(
-            self._router, self._ledger, self._loop, after_send=self._look_again, on_empty=self._note_idle
+            self._endpoints, self._ledger, self._loop, after_send=self._look_again, on_empty=self._note_idle
         )
         self._counters = ServerCounters()
-        self._fd = self._router.fileno()
+        self._router: Router | None = None
         self._draining = False
         self._closing = False
         self._closed = False
@@ -129,16 +128,21 @@ class Server:
         doors = [self._door(endpoint) if isinstance(endpoint, str) else endpoint for endpoint in endpoints]
         self._has_keys = any(door.admits is Admits.KEYS for door in doors)
         try:
-            if self._router.porter is not None and self._doorkeeper is not None:
-                # Who judges is at the door before there is one.
-                self._router.porter.start(self._doorkeeper.judge)
-            bound = [self._router.bind(door) for door in doors]
+            bound = self._endpoints.bind(doors)
         except BaseException:
             await self.aclose(linger_ms=0)
             raise
-        self._loop.add_reader(self._fd, self._drain)
-        self._look_again()
+        self._router = self._endpoints.router
+        if self._router is not None:
+            self._loop.add_reader(self._router.fileno(), self._drain)
+            self._look_again()
         return bound
+
+    def _judge(self, knock: Knock) -> Visit:
+        """Ask the doorkeeper; endpoints with keys do it from a thread of their own."""
+        assert self._doorkeeper is not None
+        with self._judging:
+            return self._doorkeeper.judge(knock)
 
     def _door(self, endpoint: str) -> Door:
         local = endpoint.startswith("ipc://")
@@ -182,11 +186,13 @@ class Server:
             async with asyncio.timeout(grace_ms / 1000):
                 await self._idle.wait()
         self._closed = True
-        self._loop.remove_reader(self._fd)
+        if self._router is not None:
+            self._loop.remove_reader(self._router.fileno())
         self._outbox.close()
-        self._router.close(linger_ms)
-        # Ending the context blocks while peers take the rest.
-        await self._loop.run_in_executor(None, self._router.terminate)
+        await self._endpoints.aclose(linger_ms)
+        if self._endpoints.router is not None:
+            # Ending the context blocks while peers take the rest.
+            await self._loop.run_in_executor(None, self._endpoints.terminate)
         self._closed_event.set()
 
     def _grant(self, user: str) -> Grant | None:
@@ -198,28 +204,35 @@ class Server:
 
     def _look_again(self) -> None:
         """See to it that the socket is looked at again: a send may have swallowed the edge of its descriptor."""
+        if self._router is None:
+            return
         if not self._in_drain and not self._drain_scheduled and not self._closed:
             self._drain_scheduled = True
             self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
         self._drain_scheduled = False
-        if self._closed:
+        router = self._router
+        if self._closed or router is None:
             return
         self._in_drain = True
         now_ns = self._clock()
         emptied = False
         try:
             for _ in range(MESSAGES_PER_TURN):
-                message = self._router.receive()
+                message = router.receive()
                 if message is None:
-                    emptied = self._router.unfinished is None
+                    emptied = router.unfinished is None
                     break
                 self._take(message, now_ns)
         finally:
             self._in_drain = False
             if not emptied:
                 self._look_again()
+
+    def _take_now(self, message: Received) -> None:
+        if not self._closed:
+            self._take(message, self._clock())
 
     def _take(self, message: Received, now_ns: int) -> None:
         peer = message.peer
@@ -228,6 +241,12 @@ class Server:
         except RequestRefusedError as refused:
             self._counters.bad_messages += 1
             self._refuse(peer, refused.request_id, refused.error)
+            return
+        if len(message.payloads) < len(message.lengths):
+            self._counters.bad_messages += 1
+            self._refuse(
+                peer, request_id, RpcError(ErrorCode.TOO_LARGE, "more payloads than one message may have")
+            )
             return
         grant = self._grant(message.user)
         if grant is None:

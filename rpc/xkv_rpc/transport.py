@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from xkv_rpc.addresses import split_endpoint
 from xkv_rpc.errors import AddressInUseError, BadEndpointError, EndpointError
 from xkv_rpc.messages import PeerId
 from xkv_rpc.porter import Porter, ZmqContext, ZmqSocket
@@ -40,6 +41,8 @@ COPY_BELOW_BYTES: Final = 128 << 10
 """Smaller payloads are cheaper to copy than to hand over with a callback."""
 TRACK_FROM_BYTES: Final = 64 << 10
 """Payloads of this sum and more are followed until the transport is done with them."""
+PEER_PREFIX: Final = b"z"
+"""Of the ids of peers of libzmq's sockets, which may choose the rest."""
 BACKLOG: Final = 1024
 TCP_KEEPALIVE_IDLE_S: Final = 60
 TCP_KEEPALIVE_INTERVAL_S: Final = 15
@@ -101,7 +104,7 @@ class Tracker:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One message of a peer. `lengths` may have one entry more than `payloads`: then there were more than the bound."""
+    """One message of a peer. Where `lengths` has an entry more than `payloads`, payloads were beyond the bounds."""
 
     peer: PeerId
     header: bytes
@@ -178,7 +181,7 @@ class Router:
             EndpointError: A subclass says why not.
         """
         endpoint = door.endpoint
-        scheme, rest = _split(endpoint)
+        scheme, rest = split_endpoint(endpoint)
         try:
             self._set_mechanism(door)
             if scheme == "ipc":
@@ -243,7 +246,7 @@ class Router:
 
     def _begin(self) -> Received:
         raw = self._raw
-        peer = PeerId(raw.recv(_DONTWAIT))
+        peer = PeerId(PEER_PREFIX + raw.recv(_DONTWAIT))
         first = raw.recv(_DONTWAIT, copy=False)
         # The frame knows it, at a tenth of what asking the socket costs.
         self._more = first.more
@@ -254,13 +257,14 @@ class Router:
     ) -> tuple[SendOutcome, Tracker | None]:
         """Send one message to a peer, or say why not. Payloads must not change until the tracker is done."""
         raw = self._raw
+        name = peer[len(PEER_PREFIX) :]
         try:
             try:
-                raw.send(peer, _MORE)
+                raw.send(name, _MORE)
             except zmq.Again:
                 # The peer's progress is only noticed when the mailbox is read, which a send does once a millisecond.
                 raw.get(_EVENTS)
-                raw.send(peer, _MORE)
+                raw.send(name, _MORE)
         except zmq.Again:
             return SendOutcome.FULL, None
         except zmq.ZMQError as error:
@@ -294,13 +298,6 @@ def _user_of(frame: zmq.Frame) -> str:
         return ""
 
 
-def _split(endpoint: str) -> tuple[str, str]:
-    scheme, _, rest = endpoint.partition("://")
-    if scheme not in {"tcp", "ipc"} or not rest:
-        raise BadEndpointError(endpoint, "neither tcp://ADDRESS:PORT nor ipc://PATH")
-    return scheme, rest
-
-
 def _endpoint_error(endpoint: str, error: zmq.ZMQError) -> EndpointError:
     if error.errno == errno.EADDRINUSE:
         return AddressInUseError(endpoint)
@@ -316,7 +313,7 @@ class Dealer:
     """
 
     def __init__(self, context: ZmqContext, endpoint: str, keys: ClientKeys | None = None) -> None:
-        scheme, rest = _split(endpoint)
+        scheme, rest = split_endpoint(endpoint)
         if scheme == "ipc":
             check_socket_path(rest)
         self._raw = raw = context.socket(zmq.DEALER)

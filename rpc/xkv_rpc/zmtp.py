@@ -1,4 +1,4 @@
-"""ZMTP 3.0, as far as a DEALER with the NULL mechanism needs it (rfc.zeromq.org, 23/ZMTP). Pure: bytes in, facts out.
+"""ZMTP 3, as far as DEALER and ROUTER with the NULL mechanism need it (rfc.zeromq.org, 23 and 37/ZMTP). Pure: bytes in, facts out.
 
     greeting   signature (10)  version (2)  mechanism (20)  as-server (1)  filler (31)     both sides send it at once
     handshake  each side sends the command READY with its socket type
@@ -75,6 +75,34 @@ def ready(socket_type: bytes) -> bytes:
 
 def _property(name: bytes, value: bytes) -> bytes:
     return bytes((len(name),)) + name + _PROPERTY_SIZE.pack(len(value)) + value
+
+
+def parse_ready(body: bytes) -> tuple[bytes, bytes]:
+    """Return the socket type and the identity that a peer tells in its READY.
+
+    Raises:
+        BadReplyError: It is not READY, or its properties are none.
+    """
+    if not body.startswith(b"\x05READY"):
+        raise BadReplyError("the handshake is not one of ZMTP 3")
+    found: dict[bytes, bytes] = {}
+    at, end = len(b"\x05READY"), len(body)
+    while at < end:
+        value_at = at + 1 + body[at] + _PROPERTY_SIZE.size
+        if value_at > end:
+            raise BadReplyError("the handshake is not one of ZMTP 3")
+        name = body[at + 1 : value_at - _PROPERTY_SIZE.size].lower()
+        at = value_at + _PROPERTY_SIZE.unpack_from(body, value_at - _PROPERTY_SIZE.size)[0]
+        if at > end:
+            raise BadReplyError("the handshake is not one of ZMTP 3")
+        found[name] = body[value_at:at]
+    return found.get(b"socket-type", b""), found.get(b"identity", b"")
+
+
+def refusal() -> bytes:
+    """Encode the command ERROR with which a peer is not let in, as libzmq does after a refused ZAP request."""
+    body = b"\x05ERROR\x03400"
+    return bytes((COMMAND, len(body))) + body
 
 
 def check_ready(body: bytes) -> None:

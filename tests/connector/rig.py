@@ -24,6 +24,7 @@ from xkv_vllm_connector.metrics import Stats, merge
 from xkv_vllm_connector.scheduler import SchedulerSide
 from xkv_vllm_connector.settings import Settings
 from xkv_vllm_connector.stores import Stores
+from xkv_vllm_connector.transfers import Kit
 from xkv_vllm_connector.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -101,6 +102,24 @@ def gateway(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def make_worker(
+    rank: int,
+    replicas: int,
+    settings: Settings,
+    geometry: Geometry,
+    cache: Cache,
+    client: Callable[[], Client],
+    stats: Stats,
+    clock: Callable[[], int],
+    said: list[str],
+) -> WorkerSide:
+    first = rank - rank % replicas
+    copiers = [MiniCopier(cache) for _ in geometry.groups]
+    loads, stores = (Channel(client(), settings.key_namespace, 1 << 19, clock) for _ in range(2))
+    kit = Kit(geometry, first, copiers, Direct(), stats, clock)
+    return WorkerSide(settings, kit, (loads, stores), said.append, writer=rank == first)
+
+
 @contextlib.contextmanager
 def connector(
     service: DictService,
@@ -137,13 +156,9 @@ def connector(
     )
     caches = [Cache(rank - rank % replicas, BLOCKS) for rank in range(ranks)]
     workers = [
-        WorkerSide(
-            settings, geometry, rank - rank % replicas, [MiniCopier(caches[rank]) for _ in geometry.groups], Direct(),
-            (Channel(client(), settings.key_namespace, 1 << 19, clock), Channel(client(), settings.key_namespace, 1 << 19, clock)),
-            stats[rank + 1], clock, said.append, writer=rank % replicas == 0,
-        )
+        make_worker(rank, replicas, settings, geometry, caches[rank], client, stats[rank + 1], clock, said)
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
     engine = MiniEngine(geometry, side, stores, workers, caches, Pool(BLOCKS))
     try:
         yield Rig(service, served, geometry, settings, engine, side, stores, lookups, workers, stats, said)

@@ -27,6 +27,7 @@ from xkv_rpc.errors import (
     XkvRpcError,
 )
 from xkv_rpc.messages import Limits
+from xkv_rpc.porter import new_key_pair
 from xkv_rpc.server import Server
 
 if TYPE_CHECKING:
@@ -299,7 +300,9 @@ async def test_where_nobody_can_judge_nothing_is_bound(
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     monkeypatch.setattr(server._loop, "run_in_executor", lambda _, function: _in_place(function))
     with pytest.raises(RuntimeError, match="thread"):
-        await server.bind([f"ipc://{tmp_path}/c.sock"])
+        await server.bind(
+            [f"ipc://{tmp_path}/c.sock", Door("tcp://127.0.0.1:0", Admits.KEYS, new_key_pair())]
+        )
     assert not (tmp_path / "c.sock").exists()
 
 

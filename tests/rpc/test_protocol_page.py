@@ -40,6 +40,7 @@ from xkv_rpc.messages import (
 )
 from xkv_rpc.reply_codec import ReplyEncoder
 from xkv_rpc.session import ServerBounds
+from xkv_rpc.zmtp_peer import FRAMES_MAX
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "rpc" / "PROTOCOL.md").read_text()
@@ -117,6 +118,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"{limits.inline_bytes // mib} MiB",
         f"{limits.lease_ms} ms",
         "16 MiB more than an object",
+        str(FRAMES_MAX),
         str(bounds.peer_requests_max),
         str(bounds.total_requests_max),
         f"{bounds.payload_bytes_max // mib} MiB",

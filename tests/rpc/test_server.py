@@ -289,7 +289,7 @@ def test_an_answer_to_a_peer_that_is_gone_is_dropped_and_counted() -> None:
 
 
 def knows(server: Server, peer: PeerId) -> bool:
-    outcome, _ = server._router.send(peer, b"probe", ())
+    outcome, _ = server._endpoints.send(peer, b"probe", ())
     return outcome is not SendOutcome.GONE
 
 

@@ -1,0 +1,184 @@
+"""Bringing the objects of one job into the cache, and out of it. Runs in a worker's threads."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+from xkv_rpc.messages import StoreStatus
+from xkv_vllm_connector.channel import KEYS_MAX, ChannelError
+from xkv_vllm_connector.keys import key_of, stem_of
+from xkv_vllm_connector.metadata import LoadJob, StoreJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xkv_vllm_connector.channel import Channel
+    from xkv_vllm_connector.groups import Geometry
+    from xkv_vllm_connector.metadata import Part
+    from xkv_vllm_connector.metrics import Stats
+
+_NS_PER_MS: Final = 1_000_000
+HELD: Final = frozenset({StoreStatus.STORED, StoreStatus.EXISTS})
+_J = TypeVar("_J", LoadJob, StoreJob)
+
+
+class Copier(Protocol):
+    """Copies blocks of a group (`copies.GroupCopier`)."""
+
+    def object_bytes(self, blocks: int) -> int:
+        """Size of an object of so many blocks."""
+
+    def gather(self, blocks: Sequence[int], into: memoryview) -> None:
+        """Copy blocks into an object's bytes."""
+
+    def scatter(self, blocks: Sequence[int], source: memoryview) -> None:
+        """Copy an object's bytes into blocks."""
+
+
+class Ordering(Protocol):
+    """Orders copies behind the model's work (`copies.Streams`)."""
+
+    def mark(self) -> Any:
+        """Note how far the model's work has been ordered."""
+
+    def run(self, mark: Any, work: Callable[[], None]) -> None:
+        """Do work after `mark`, and wait until it is done."""
+
+
+@dataclass(slots=True)
+class Order(Generic[_J]):
+    """A job on its way to a thread."""
+
+    job: _J
+    fingerprint: bytes
+    mark: Any
+    """How far the model's work had been ordered."""
+    ordered_ns: int
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What the transfers of one worker have in common.
+
+    Attributes:
+        geometry: The cache groups.
+        rank: The worker's; of workers with the same bytes, the first one's.
+        copiers: One for each group of the geometry.
+        ordering: Orders copies behind the model's work.
+        stats: Counts.
+        lock: Guards the counts.
+        clock: Monotonic nanoseconds.
+    """
+
+    geometry: Geometry
+    rank: int
+    copiers: Sequence[Copier]
+    ordering: Ordering
+    stats: Stats
+    clock: Callable[[], int]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def keys(self, fingerprint: bytes, parts: Sequence[Part]) -> list[bytes]:
+        """Make the keys of these parts."""
+        stems = [stem_of(fingerprint, group.group_id, self.rank) for group in self.geometry.groups]
+        return [key_of(stems[part.group], part.chunk, part.block_hash) for part in parts]
+
+    def sizes(self, parts: Sequence[Part]) -> list[int]:
+        """Say how large the objects of these parts are."""
+        return [self.copiers[part.group].object_bytes(len(part.blocks)) for part in parts]
+
+    def left_ms(self, order: Order[Any], limit_ms: int) -> int:
+        """Say how many milliseconds a job has left.
+
+        Raises:
+            ChannelError: None.
+        """
+        left_ms = limit_ms - (self.clock() - order.ordered_ns) // _NS_PER_MS
+        if left_ms <= 0:
+            raise ChannelError("the time is over", unavailable=True)
+        return left_ms
+
+
+def load(kit: Kit, channel: Channel, order: Order[LoadJob], limit_ms: int) -> None:
+    """Bring all objects of a job into the cache.
+
+    Raises:
+        ChannelError: One of them could not be brought; what was to be filled counts as not filled.
+    """
+    parts = order.job.parts
+    sizes = kit.sizes(parts)
+    channel.ready(kit.left_ms(order, limit_ms))
+    at = 0
+    while at < len(parts):
+        lease = parts[at].lease
+        batch = [part for part in parts[at : at + channel.fit(sizes[at:])] if part.lease == lease]
+        end = at + len(batch)
+        keys = kit.keys(order.fingerprint, batch)
+        views = channel.load(order.job.scope, keys, sizes[at:end], lease, kit.left_ms(order, limit_ms))
+        kit.ordering.run(order.mark, partial(_scatter, kit, batch, views))
+        at = end
+    with kit.lock:
+        kit.stats.add("load_bytes", sum(sizes))
+        kit.stats.add("chunks_loaded", len(parts))
+
+
+def store(kit: Kit, channel: Channel, order: Order[StoreJob], limit_ms: int) -> bool:
+    """Have the objects of a job kept that are not held yet; returns whether all are held now.
+
+    Raises:
+        ChannelError: There was no answer.
+    """
+    channel.ready(kit.left_ms(order, limit_ms))
+    well = True
+    for at in range(0, len(order.job.parts), KEYS_MAX):
+        parts = order.job.parts[at : at + KEYS_MAX]
+        keys = kit.keys(order.fingerprint, parts)
+        missing = channel.missing(order.job.scope, keys, kit.left_ms(order, limit_ms))
+        wanted = [(part, key) for part, key, lost in zip(parts, keys, missing, strict=True) if lost]
+        with kit.lock:
+            kit.stats.add("chunks_held", len(keys) - len(wanted))
+        well &= _store_missing(kit, channel, order, wanted, limit_ms)
+    return well
+
+
+def _store_missing(
+    kit: Kit, channel: Channel, order: Order[StoreJob], wanted: list[tuple[Part, bytes]], limit_ms: int
+) -> bool:
+    sizes = kit.sizes([part for part, _ in wanted])
+    well = True
+    at = 0
+    while at < len(wanted):
+        end = at + channel.fit(sizes[at:])
+        places = channel.places(sizes[at:end])
+        parts = [part for part, _ in wanted[at:end]]
+        kit.ordering.run(order.mark, partial(_gather, kit, parts, [place.view for place in places]))
+        keys = [key for _, key in wanted[at:end]]
+        results = channel.store(order.job.scope, keys, places, kit.left_ms(order, limit_ms))
+        well &= _count(kit, results, sizes[at:end])
+        at = end
+    return well
+
+
+def _count(kit: Kit, results: list[StoreStatus], sizes: Sequence[int]) -> bool:
+    stored = [size for size, result in zip(sizes, results, strict=True) if result is StoreStatus.STORED]
+    held = sum(result in HELD for result in results)
+    being_written = results.count(StoreStatus.IN_PROGRESS)
+    with kit.lock:
+        kit.stats.add("chunks_stored", len(stored))
+        kit.stats.add("store_bytes", sum(stored))
+        kit.stats.add("chunks_refused", len(results) - held - being_written)
+    return held == len(results)
+
+
+def _scatter(kit: Kit, parts: Sequence[Part], views: Sequence[memoryview]) -> None:
+    for part, view in zip(parts, views, strict=True):
+        kit.copiers[part.group].scatter(part.blocks, view)
+
+
+def _gather(kit: Kit, parts: Sequence[Part], views: Sequence[memoryview]) -> None:
+    for part, view in zip(parts, views, strict=True):
+        kit.copiers[part.group].gather(part.blocks, view)

@@ -1,0 +1,259 @@
+"""The server's sockets for endpoints without keys: each connection is read, handled and answered in one turn of the loop.
+
+libzmq would hand each message from its I/O thread to the loop and back, which costs more than a lookup. On the wire there is
+no difference: any DEALER or REQ of libzmq can connect (`zmtp_peer` is the protocol).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from xkv_rpc.addresses import split_endpoint
+from xkv_rpc.connection import Connection
+from xkv_rpc.doors import Admits, Knock
+from xkv_rpc.errors import AddressInUseError, BadEndpointError
+from xkv_rpc.messages import PeerId
+from xkv_rpc.transport import (
+    BACKLOG,
+    HANDSHAKE_MS,
+    TCP_KEEPALIVE_COUNT,
+    TCP_KEEPALIVE_IDLE_S,
+    TCP_KEEPALIVE_INTERVAL_S,
+    SendOutcome,
+)
+from xkv_rpc.unixpath import bind_listener, inode_of, unlink_if_same
+from xkv_rpc.zmtp_peer import PeerStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xkv_rpc.calls import Buffer
+    from xkv_rpc.connection import Sent
+    from xkv_rpc.doors import Door, Visit
+    from xkv_rpc.transport import Received
+    from xkv_rpc.zmtp_peer import PeerBounds
+
+_log = logging.getLogger(__name__)
+
+PEER_PREFIX: Final = b"n"
+"""Of the ids of peers of this server; those of libzmq begin otherwise."""
+CONNECTIONS_MAX: Final = 16_384
+"""Further peers are let go at once."""
+ACCEPTS_PER_TURN: Final = 64
+ACCEPT_PAUSE_S: Final = 0.1
+"""The pause in accepting when there is no descriptor left."""
+SCRATCH_BYTES: Final = 64 << 10
+_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_UCRED: Final = struct.Struct("iII")
+
+
+class Listener:
+    """Listens, accepts, and owns the connections. From the loop that runs when it is made; no call blocks.
+
+    Args:
+        bounds: what is kept of one message.
+        on_message: gets each message.
+        judge: asked about each connection; None: everybody is let in.
+    """
+
+    def __init__(
+        self,
+        bounds: PeerBounds,
+        on_message: Callable[[Received], None],
+        judge: Callable[[Knock], Visit] | None,
+    ) -> None:
+        self.on_message = on_message
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        """Where connections receive, one after the other."""
+        self._bounds = bounds
+        self._judge = judge
+        self._loop = asyncio.get_running_loop()
+        self._numbers = count(1)
+        self._sockets: list[tuple[socket.socket, Door]] = []
+        self._paths: list[tuple[str, int]] = []
+        self._connections: dict[PeerId, Connection] = {}
+        self._identities: dict[bytes, Connection] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._emptied = asyncio.Event()
+
+    # --- endpoints
+
+    def bind(self, door: Door) -> str:
+        """Listen; returns the endpoint with the port that was really bound.
+
+        Raises:
+            EndpointError: A subclass says why not.
+        """
+        endpoint = door.endpoint
+        scheme, rest = split_endpoint(endpoint)
+        if scheme == "ipc":
+            sock = bind_listener(rest, socket.SOCK_STREAM, door.mode, door.group)
+            self._paths.append((rest, inode_of(rest)))
+        else:
+            sock = _listen(endpoint, rest)
+            host, port = sock.getsockname()[:2]
+            endpoint = f"tcp://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"tcp://{host}:{port}"
+        self._sockets.append((sock, door))
+        return endpoint
+
+    def start(self) -> None:
+        """Accept from now on."""
+        for sock, door in self._sockets:
+            self._loop.add_reader(sock, self._accept, sock, door)
+
+    def _accept(self, sock: socket.socket, door: Door) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                peer, _address = sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    _log.warning("no connection can be accepted now: %s", error.strerror)
+                    self._loop.remove_reader(sock)
+                    self._later(ACCEPT_PAUSE_S, lambda: self._loop.add_reader(sock, self._accept, sock, door))
+                    return
+                continue
+            self._welcome(peer, door)
+
+    def _later(self, delay_s: float, action: Callable[[], object]) -> asyncio.TimerHandle:
+        def act() -> None:
+            self._timers.discard(timer)
+            action()
+
+        timer = self._loop.call_later(delay_s, act)
+        self._timers.add(timer)
+        return timer
+
+    def _welcome(self, sock: socket.socket, door: Door) -> None:
+        try:
+            sock.setblocking(False)
+            address = _prepare(sock)
+        except OSError:
+            sock.close()  # It is gone already.
+            return
+        if len(self._connections) >= CONNECTIONS_MAX:
+            _log.warning("more than %d connections: one more is let go", CONNECTIONS_MAX)
+            sock.close()
+            return
+        user, admitted = "", True
+        if self._judge is not None:
+            visit = self._judge(Knock(door.admits.value, address, "NULL", ""))
+            user, admitted = visit.user, visit.admitted
+        peer = PeerId(PEER_PREFIX + next(self._numbers).to_bytes(8, "big"))
+        connection = Connection(self, sock, peer, user, PeerStream(self._bounds, admitted=admitted))
+        self._connections[peer] = connection
+        timer = self._later(HANDSHAKE_MS / 1000, connection.give_up)
+        connection.on_open = lambda: self._opened(connection, timer)
+        connection.start()
+
+    def _opened(self, connection: Connection, timer: asyncio.TimerHandle) -> bool:
+        """Take note that the peer has shaken hands; False: another peer has its identity, and this one is not heard."""
+        timer.cancel()
+        self._timers.discard(timer)
+        identity = connection.identity
+        if not identity:
+            return True
+        return self._identities.setdefault(identity, connection) is connection
+
+    # --- connections
+
+    def gone(self, connection: Connection) -> None:
+        """Forget a connection (called by itself)."""
+        self._connections.pop(connection.peer, None)
+        if self._identities.get(connection.identity) is connection:
+            del self._identities[connection.identity]
+        self.emptied()
+
+    def emptied(self) -> None:
+        """Take note that a connection has sent all that it had (called by itself)."""
+        self._emptied.set()
+
+    def send(
+        self, peer: PeerId, header: bytes, payloads: Sequence[Buffer]
+    ) -> tuple[SendOutcome, Sent | None]:
+        """Send one message to a peer, or say why not. Payloads must not change until the tracker is done."""
+        connection = self._connections.get(peer)
+        if connection is None or not connection.open:
+            return SendOutcome.GONE, None
+        return connection.send(header, payloads)
+
+    # --- the end
+
+    def stop(self) -> None:
+        """Neither accept nor read any more."""
+        for sock, _ in self._sockets:
+            self._loop.remove_reader(sock)
+            sock.close()
+        self._sockets = []
+        for timer in self._timers:
+            timer.cancel()
+        for path, inode in self._paths:
+            unlink_if_same(path, inode)
+        self._paths = []
+        for connection in list(self._connections.values()):
+            connection.stop_reading()
+
+    async def aclose(self, linger_ms: int) -> None:
+        """Let the connections send what they hold, for at most so long, and close them."""
+        self.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(linger_ms / 1000):
+                while any(connection.sending for connection in self._connections.values()):
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        for connection in list(self._connections.values()):
+            connection.close()
+
+
+def _listen(endpoint: str, rest: str) -> socket.socket:
+    host, _, port = rest.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
+        raise BadEndpointError(endpoint, "neither tcp://ADDRESS:PORT nor ipc://PATH")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (socket.gaierror, UnicodeError):
+        raise BadEndpointError(endpoint, "not an IP address") from None
+    family, kind, proto, _, address = found[0]
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # `[::]` is for both families; who comes is judged by the address in any case.
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(endpoint) from None
+        raise BadEndpointError(endpoint, os.strerror(error.errno or 0)) from None
+    return sock
+
+
+def _prepare(sock: socket.socket) -> str:
+    """Set a connection's options; return whose it is, as a knock has it."""
+    if sock.family == socket.AF_UNIX:
+        pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        return f"localhost:{uid}:{gid}:{pid}"
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, TCP_KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, TCP_KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, TCP_KEEPALIVE_COUNT)
+    return str(sock.getpeername()[0])
+
+
+def serves(door: Door) -> bool:
+    """Return whether an endpoint is served here: where there are no keys."""
+    return door.admits is not Admits.KEYS
