@@ -1,7 +1,7 @@
 """Stores with the journal beside stores without one: what durability of the index costs.
 
 Eight stores of 1 MiB in flight on each of two namespaces of one target, in turns and in one process. One side is a card
-with its journal (flush, batch, flush, look at the superblock, for each group of records); the other side keeps no
+with its journal (for each group of records a batch, then a flush and a look at the superblock together); the other side keeps no
 journal, and only flushes the payloads of each group where the journal would have. For both policies: what survives a
 loss of power, and what survives the end of the process, which needs no flush at all.
 """
