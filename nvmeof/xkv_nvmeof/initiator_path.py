@@ -135,7 +135,7 @@ class Path:
         association, self.association = self.association, None
         assert association is not None
         self.settles_at_ns = max(self.settles_at_ns, association.settles_at_ns)
-        self._log.lost(reason, closing=self._closing)
+        self._log.lost(f"{self.address.host}:{self.address.port}: {reason}", closing=self._closing)
         self.reason = reason
         self._owner.path_down(association, reason)
         self._wake.set()
