@@ -170,7 +170,11 @@ class Card:
         self._connections.discard(connection)
         self._dirty.pop(connection, None)
         controller = connection.controller
-        if controller is None or controller.queues.get(connection.queue_id) is not connection or not unexpected:
+        if (
+            controller is None
+            or controller.queues.get(connection.queue_id) is not connection
+            or not unexpected
+        ):
             return
         if connection.queue_id:
             controller.disconnected(connection)

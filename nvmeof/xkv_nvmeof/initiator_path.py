@@ -72,6 +72,7 @@ class Path:
         self._access_again = False
         self._hurry = False
         self._closing = False
+        self._first: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
@@ -102,7 +103,8 @@ class Path:
 
     def start(self, first: asyncio.Task[None] | None = None) -> None:
         """Keep connected from now on; `first` is an attempt that is under way."""
-        self._task = asyncio.create_task(self._run(first), name="nvme-tcp-path")
+        self._first = first
+        self._task = asyncio.create_task(self._run(), name="nvme-tcp-path")
         self._task.add_done_callback(_report_death)
 
     def retarget(self, host: str, port: int) -> None:
@@ -120,10 +122,11 @@ class Path:
     async def aclose(self) -> None:
         """Shut the controller down in order and end everything. Idempotent."""
         self._closing = True
-        task, self._task = self._task, None
-        if task is not None:
+        tasks = [task for task in (self._task, self._first) if task is not None]
+        self._task = self._first = None
+        for task in tasks:
             task.cancel()
-            await asyncio.wait([task])
+        await asyncio.gather(*tasks, return_exceptions=True)
         association = self.association
         if association is not None:
             await association.shut_down()
@@ -135,7 +138,7 @@ class Path:
         association, self.association = self.association, None
         assert association is not None
         self.settles_at_ns = max(self.settles_at_ns, association.settles_at_ns)
-        self._log.lost(reason, closing=self._closing)
+        self._log.lost(f"{self.address.host}:{self.address.port}: {reason}", closing=self._closing)
         self.reason = reason
         self._owner.path_down(association, reason)
         self._wake.set()
@@ -152,12 +155,13 @@ class Path:
 
     # -- the task ------------------------------------------------------------------------------------------------
 
-    async def _run(self, first: asyncio.Task[None] | None) -> None:
-        if first is not None:
+    async def _run(self) -> None:
+        if self._first is not None:
             try:
-                await first
+                await self._first
             except ConnectFailed as error:
                 self._failed(error)
+            self._first = None
         if self.association is None:
             self._wake.set()
         while True:

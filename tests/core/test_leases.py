@@ -133,3 +133,19 @@ def test_ten_thousand_leases_that_nobody_ends_leave_nothing_behind() -> None:
     assert world.held(keys(8, "new")) == [True] * 8
     assert world.begin(names) == [None] * 8
     assert StoreStatus.NO_SPACE not in world.begin(names)
+
+
+def test_leases_over_many_keys_end_in_slices_though_all_are_over_at_once() -> None:
+    world = World(capacity_au=8192, max_objects=8192, leases_per_scope_max=64)
+    names = keys(4096)
+    for begin in range(0, 4096, 512):
+        world.store(names[begin : begin + 512])
+    for _ in range(12):
+        world.lease(names)
+    world.now_ns += 2 * SECOND_NS
+    left = []
+    while (deadline_ns := world.engine.next_deadline()) is not None and deadline_ns <= world.now_ns:
+        world.wait(0)
+        left.append(world.engine.usage().leases)
+    assert left == [8, 4, 0]
+    assert world.engine.usage().leased_au == 0

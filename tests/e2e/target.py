@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from tests.e2e.gateway import HANG_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
 
 @contextlib.asynccontextmanager
-async def target(file: Path, size: str | None = "256MiB", *, reservations: bool = True) -> AsyncIterator[str]:
+async def target(
+    file: Path, size: str | None = "256MiB", *, reservations: bool = True, arguments: Sequence[str] = ()
+) -> AsyncIterator[str]:
     """Serve the file at an address that the kernel chooses: yields its URL."""
     sized = () if size is None else ("--size", size)
     features = () if reservations else ("--no-reservations",)
@@ -29,6 +31,7 @@ async def target(file: Path, size: str | None = "256MiB", *, reservations: bool 
             str(file),
             *sized,
             *features,
+            *arguments,
             "--exit-with-stdin",
         ),
         stdin=asyncio.subprocess.PIPE,

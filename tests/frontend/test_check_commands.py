@@ -97,4 +97,6 @@ async def test_timing_draws_and_writes_what_it_measured(
     assert code in (ExitCode.INCONCLUSIVE, ExitCode.FAILED, ExitCode.OK)
     assert "without salts:" in output
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert json.loads(numbers.read_text())["arms"].keys() == {"without salts", "other tenant", "colleague"}
+    arms = json.loads(numbers.read_text())["arms"]
+    assert arms.keys() == {"without salts", "other tenant", "colleague"}
+    assert [len(arm["samples"]["known_ms"]) for arm in arms.values()] == [5, 5, 5]

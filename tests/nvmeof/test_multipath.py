@@ -382,3 +382,15 @@ async def test_a_controller_whose_access_log_is_rubbish_is_refused() -> None:
     async with FakeTarget(Script(on_command=rubbish, multipath=8, access_group=1)) as target:
         with pytest.raises(ConnectFailed, match="asymmetric namespace access"):
             await connect(target.port)
+
+
+async def test_a_device_that_is_closed_while_an_address_is_still_being_tried_leaves_nothing_behind() -> None:
+    async with FakeTarget() as target, FakeTarget(Script(answer_setup=False)) as silent:
+        for turns in range(4):
+            device = await connect(target.port, silent.port)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await device.aclose()
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("nvme-tcp")]
+        await target.until(lambda: not target.connections)
+        await silent.until(lambda: not silent.connections)

@@ -84,6 +84,10 @@ async def test_serve_makes_the_target_then_keeps_it_through_every_misbehaviour(h
                     assert time.monotonic() - begin < LOOKUP_S_MAX
                     await asyncio.sleep(0.01)
             await gateway.logged("the SPDK target is away")
+            told = (await gateway.status())["target"]
+            assert (told["rpc"], told["state"], told["pid"]) == (str(spdk.path), "away", 1000)
+            assert "xkv_target_right 0.0" in (await gateway.get("/metrics")).text
+            assert "away: " in (await run(home, "status", "--admin", gateway.admin)).out
             begin = time.monotonic()
             assert await gateway.end() == ExitCode.OK
             assert time.monotonic() - begin < 10, "a call that hangs does not hold the end"

@@ -61,18 +61,15 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        str(interpreter()),
-        "-m",
-        "pip",
-        "--quiet",
-        "--disable-pip-version-check",
-        "install",
-        *arguments,
-    ]
+def _pip(*arguments: str, python: Path | None = None) -> subprocess.CompletedProcess[str]:
+    pip = [str(python or interpreter()), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     return subprocess.run(
-        command, text=True, stderr=subprocess.PIPE, check=False, timeout=INSTALL_S, cwd=ROOT
+        [*pip, "install", *arguments],
+        text=True,
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=INSTALL_S,
+        cwd=ROOT,
     )
 
 

@@ -108,7 +108,7 @@ async def test_times_tell_others_without_salts_and_nobody_else_with_them(
                     assert arms[arm]["finding"] == "signal", arms[arm]
                     assert arms[arm]["cached_share"] > 0.9, arms[arm]
                 for arm in ("other tenant", "other tenant, after a restart"):
-                    assert not any(arms[arm]["known_cached"]), arms[arm]
+                    assert not any(arms[arm]["samples"]["known_cached"]), arms[arm]
                 if code == ExitCode.OK:
                     break
             if code == ExitCode.INCONCLUSIVE and busy > BUSY_LOAD:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.vllm.conftest import Models
 
 pytestmark = pytest.mark.vllm
-BLOCK: Final = 16
+BLOCK: Final = 32
 FOUND: Final = 288
 
 

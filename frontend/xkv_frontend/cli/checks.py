@@ -196,7 +196,7 @@ def timing(**given: Any) -> ExitCode:
         document = {
             "conclusion": report.conclusion,
             "arms": {
-                arm: {**asdict(samples[arm]), **asdict(found), "finding": found.finding}
+                arm: {**asdict(found), "finding": found.finding, "samples": asdict(samples[arm])}
                 for arm, found in estimates.items()
             },
         }

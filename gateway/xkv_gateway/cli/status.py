@@ -155,6 +155,10 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
             ("connection", _connection(card["connection"])),
         ],
     )
+    target = answer.get("target")
+    if target is not None:
+        rows = [("at", target["rpc"]), ("state", f"{target['state']}: {target['reason']}")]
+        yield "Target", rows
     capacity = max(usage["capacity_bytes"], 1)
     kinds = ("live", "free", "reserved", "doomed", "quarantined")
     yield (

@@ -15,12 +15,14 @@ from xkv_gateway.errors import ConfigError
 
 MARK: Final = "written by `xkv-gateway systemd install`"
 PROGRAM: Final = "/usr/bin/xkv-gateway"
-"""As the units write it; installed, they name the program that installed them."""
+FRONT_END: Final = "/usr/local/bin/xkv-frontend"
+"""As the units write them; installed, they name the program that installed them, and the front end beside it."""
 HIDDEN: Final = ("/root/", "/home/", "/run/user/", "/tmp/")  # noqa: S108 - what the units cannot see
 MANAGED: Final = {
     "xkv-gateway.service": "etc/systemd/system/xkv-gateway.service",
     "xkv-gateway@.service": "etc/systemd/system/xkv-gateway@.service",
     "xkv-card-attach@.service": "etc/systemd/system/xkv-card-attach@.service",
+    "xkv-frontend.service": "etc/systemd/system/xkv-frontend.service",
     "xkv-gateway.sysusers": "etc/sysusers.d/xkv-gateway.conf",
     "xkv-gateway.tmpfiles": "etc/tmpfiles.d/xkv-gateway.conf",
 }
@@ -55,7 +57,7 @@ def _install(root: Path) -> None:
             path = root / target
             _refuse_foreign(path)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_source(name).replace(PROGRAM, program), encoding="utf-8")
+            path.write_text(_unit(name, program), encoding="utf-8")
             path.chmod(0o644)
             click.echo(f"wrote {path}")
         for name, target in EXAMPLES.items():
@@ -103,6 +105,11 @@ for _name, _action, _help in (
 
 def _source(name: str) -> str:
     return files("xkv_gateway").joinpath("data", "systemd", name).read_text(encoding="utf-8")
+
+
+def _unit(name: str, program: str) -> str:
+    front_end = str(Path(program).with_name("xkv-frontend"))
+    return _source(name).replace(PROGRAM, program).replace(FRONT_END, front_end)
 
 
 def _refuse_foreign(path: Path) -> None:

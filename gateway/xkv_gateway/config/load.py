@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 FILE_BYTES_MAX: Final = 1 << 20
 CONFIG_FILE_VARIABLE: Final = "XKV_CONFIG"
-OTHER_VARIABLES: Final = frozenset({CONFIG_FILE_VARIABLE, "XKV_SPDK_TGT", "XKV_SPDK_PERF"})
+OTHER_VARIABLES: Final = frozenset(
+    {CONFIG_FILE_VARIABLE, "XKV_SPDK_TGT", "XKV_SPDK_PERF", "XKV_SOAK_MINUTES"}
+)
 """Variables with our prefix that are not settings: the file's path, and tools of the tests and benchmarks."""
 
 DEFAULT_SOURCE: Final = "default"

@@ -26,6 +26,8 @@ _ENDED_TWICE: Final = "a load was ended twice"
 LEASE_ID_BYTES: Final = 16
 EXPIRIES_PER_TURN: Final = 1024
 """Leases cleaned up in one call; those left are over all the same, by the clock."""
+EXPIRED_KEYS_PER_TURN: Final = 1 << 14
+"""... and objects that they cover: a lease may cover thousands."""
 
 
 class Reads:
@@ -149,11 +151,13 @@ class Reads:
         self._end(lease)
 
     def expire(self, now_ns: int) -> None:
-        """Clean up leases whose time is over, at most EXPIRIES_PER_TURN."""
+        """Clean up leases whose time is over, at most EXPIRIES_PER_TURN, and no further one after EXPIRED_KEYS_PER_TURN."""
+        keys = 0
         for _ in range(EXPIRIES_PER_TURN):
             lease = self._state.leases.due(now_ns)
-            if lease is None:
+            if lease is None or keys >= EXPIRED_KEYS_PER_TURN:
                 return
+            keys += len(lease.slots)
             self._state.counters.leases_expired += 1
             self._end(lease)
 

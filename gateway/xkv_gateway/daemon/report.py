@@ -21,6 +21,7 @@ from xkv_gateway.service.status import (
     RunStatus,
     SoftCardStatus,
     Status,
+    TargetStatus,
     UsageStatus,
 )
 from xkv_nvmeof.blockdev import DeviceState, Geometry
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from xkv_gateway.card.session import CardSession
     from xkv_gateway.card.store import CardStore
     from xkv_gateway.target.attach import AttachedCard
+    from xkv_gateway.target.keeping import TargetKeeper
     from xkv_rpc.messages import Limits
     from xkv_rpc.server import Server
 
@@ -52,6 +54,7 @@ class Reporter:
         addresses: AddressStatus,
         state_dir: str,
         clock: Callable[[], int],
+        target: TargetKeeper | None = None,
     ) -> None:
         self._attached = attached
         self._store = store
@@ -65,6 +68,7 @@ class Reporter:
         self._addresses = addresses
         self._state_dir = state_dir
         self._clock = clock
+        self._target = target
         self._started_ns = clock()
         self._card_since_ns = self._started_ns
         self.draining = False
@@ -135,7 +139,14 @@ class Reporter:
                 "stores": self._store.saves,
             },
             admission=self._admission(),
+            target=self._target_status(),
         )
+
+    def _target_status(self) -> TargetStatus | None:
+        keeper = self._target
+        if keeper is None:
+            return None
+        return TargetStatus(keeper.rpc, keeper.state.value, keeper.reason, keeper.pid, keeper.remade)
 
     def _admission(self) -> AdmissionStatus:
         engine = self._store.engine

@@ -217,6 +217,7 @@ class Daemon:
             addresses=ports.addresses,
             state_dir=str(self._state_dir),
             clock=self._clock,
+            target=target,
         )
         operator = Operator(session, store)
         self._reloader.joined(partial(adopt_rules, store=store))

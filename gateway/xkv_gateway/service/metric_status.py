@@ -82,6 +82,12 @@ def _card(status: Status) -> Iterator[Metric]:
     yield _gauge("writes_in_seconds", "While recovering: time until writes are served", card.run.writes_in_s)
     restarts = card.soft_card.restarts if card.soft_card else 0
     yield _counter("soft_card_restarts", "Restarts of the soft card's process", restarts)
+    if status.target is not None:
+        right = status.target.state == "right"
+        yield _gauge("target_right", "1 if the SPDK target is as it shall be", right)
+        yield _counter(
+            "target_remade", "Times that something of the target was made anew", status.target.remade
+        )
 
 
 def _room(status: Status) -> Iterator[Metric]:

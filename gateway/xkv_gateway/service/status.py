@@ -138,6 +138,21 @@ class AddressStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetStatus:
+    """The SPDK target that the gateway looks after."""
+
+    rpc: str
+    """Where it takes orders."""
+    state: str
+    """`right`, `away` (it does not answer), `wrong` (it cannot be made right) or `unknown`."""
+    reason: str
+    pid: int | None
+    """As it said last."""
+    remade: int
+    """How often something of it was made anew."""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Everything at one moment."""
 
@@ -165,6 +180,8 @@ class Status:
     queues: dict[str, int] = field(default_factory=dict)
     """What is under way now: `requests` not answered yet, `loads` and `stores` among them."""
     admission: AdmissionStatus = field(default_factory=AdmissionStatus)
+    target: TargetStatus | None = None
+    """None: there is none to look after."""
 
     @property
     def ready(self) -> bool:

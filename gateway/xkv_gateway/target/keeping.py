@@ -18,7 +18,7 @@ from xkv_gateway.errors import TargetAwayError, TargetError
 from xkv_gateway.target import spdk
 from xkv_nvmeof.blockdev import DeviceState
 from xkv_nvmeof.initiator_retry import Backoff
-from xkv_rpc.spdk import SpdkClient, SpdkError
+from xkv_rpc.spdk import SpdkClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +83,11 @@ class TargetKeeper:
         self._wake = asyncio.Event()
         self._looked_ns: int | None = None
 
+    @property
+    def rpc(self) -> str:
+        """Where it takes orders."""
+        return str(self._desired.rpc)
+
     def close(self) -> None:
         """End the calls that are under way. Does not wait."""
         self._client.close()
@@ -116,7 +121,7 @@ class TargetKeeper:
         try:
             if await self._needs_look():
                 await self._repair()
-        except (SpdkError, TargetAwayError) as error:
+        except TargetAwayError as error:
             self._looked_ns = None
             self._wrong.reset()
             self._now(TargetState.AWAY, str(error))

@@ -67,9 +67,20 @@ async def _look(client: SpdkClient) -> ActualTarget:
     )
 
 
-async def pid_of(client: SpdkClient) -> int | None:
-    """Return the process id of the target. Raises SpdkError."""
-    return read.read_pid(await client.call("framework_get_reactors"))
+async def pid_of(client: SpdkClient) -> int:
+    """Return the process id of the target.
+
+    Raises:
+        TargetAwayError: it did not tell.
+    """
+    method = "framework_get_reactors"
+    try:
+        pid = read.read_pid(await client.call(method))
+    except SpdkError as error:
+        raise TargetAwayError(str(error)) from None
+    if pid is None:
+        raise TargetAwayError(f"{method}: the answer does not tell the process")
+    return pid
 
 
 async def apply(

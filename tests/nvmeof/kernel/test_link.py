@@ -1,0 +1,227 @@
+"""Connections by nvme-cli, whatever it says: what is there afterwards counts, and only what we made is undone."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from xkv_nvmeof.initiator_errors import ConnectFailed
+from xkv_nvmeof.initiator_options import InitiatorOptions
+from xkv_nvmeof.kernel.link import Cause, FabricLink, NoNamespace, NotConnected, judge
+from xkv_nvmeof.kernel.sysfs import read_view
+from xkv_nvmeof.kernel.tool import NvmeTool, ToolMissing, ToolStuck
+from xkv_nvmeof.kernel.view import Namespace, Peer, Wanted
+
+from .fake_sysfs import HOST_ID, HOST_NQN, NQN, FakeSysfs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PEER = Peer(NQN, "127.0.0.1", 4420, HOST_NQN, HOST_ID)
+WANTED = Wanted(NQN, 1, b"\x11" * 16, b"\x22" * 16)
+OTHER = "nqn.2026-01.org.example:other"
+
+
+class Bench:
+    """A link, a sysfs, and an nvme-cli that changes it: `on_connect` says how, and with which exit code."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fake = FakeSysfs(folder / "sys")
+        self.calls = folder / "calls"
+        self.program = folder / "nvme"
+        self.whole = True
+        self.asked = 0
+        self.on_connect("sys.exit(0)")
+        self.tool = NvmeTool(str(self.program))
+
+    def on_connect(self, script: str) -> None:
+        """`appear()` makes the connection, `vanish()` ends it."""
+        self.program.write_text(f"""#!{sys.executable} -IS
+import os, shutil, sys, time
+calls, top = {str(self.calls)!r}, {str(self.fake.root)!r}
+open(calls, "a").write(" ".join(sys.argv[1:]) + "\\n")
+parked, place = top + "/parked", top + "/class/nvme-subsystem/nvme-subsys0"
+def appear(): os.rename(parked, place)
+def vanish(): os.rename(place, parked)
+if sys.argv[1] == "disconnect":
+    vanish(); sys.exit(0)
+{script}
+""")
+        self.program.chmod(0o755)
+
+    def park(self) -> None:
+        """Take the subsystem away, for nvme-cli to bring it back."""
+        (self.fake.root / "class/nvme-subsystem/nvme-subsys0").rename(self.fake.root / "parked")
+
+    def said(self) -> list[str]:
+        return (
+            [line.split()[0] for line in self.calls.read_text().splitlines()] if self.calls.exists() else []
+        )
+
+    def is_whole(self, _namespace: Namespace) -> bool:
+        self.asked += 1
+        return self.whole
+
+    def link(self, connect_timeout_ms: int = 2_000) -> FabricLink:
+        options = InitiatorOptions(HOST_NQN, HOST_ID, connect_timeout_ms=connect_timeout_ms)
+        return FabricLink(options, self.tool, view=lambda: read_view(self.fake.root), is_whole=self.is_whole)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path)
+    bench.fake.subsystem()
+    bench.fake.controller()
+    bench.fake.namespace()
+    return bench
+
+
+async def up(link: FabricLink, wanted: Wanted = WANTED) -> tuple[str, Namespace]:
+    return await link.up("127.0.0.1", 4420, wanted)
+
+
+async def test_a_connection_is_made_used_and_undone(bench: Bench) -> None:
+    bench.park()
+    bench.on_connect("""appear(); print('{"device":"nvme0"}')""")
+    link = bench.link()
+    controller, namespace = await up(link)
+    assert (controller, namespace.node, link.ours) == ("nvme0", "nvme0n1", True)
+    await link.down()
+    assert bench.said() == ["connect", "disconnect"]
+    assert read_view(bench.fake.root) == ()
+    await link.down()
+    assert bench.said() == ["connect", "disconnect"]
+
+
+async def test_one_that_is_there_is_used_and_left(bench: Bench) -> None:
+    link = bench.link()
+    await up(link)
+    assert not link.ours
+    await link.down()
+    assert bench.said() == []
+
+
+@pytest.mark.parametrize("code", [0, 1, 22, 114])
+async def test_a_path_that_is_there_counts_whatever_the_exit_code(bench: Bench, code: int) -> None:
+    bench.park()
+    bench.on_connect(f"appear(); sys.stderr.write('already connected'); sys.exit({code})")
+    link = bench.link()
+    await up(link)
+    assert link.ours
+
+
+@pytest.mark.parametrize("code", [0, 1, 13, 22, 114])
+async def test_nothing_connected_is_a_failure_whatever_the_exit_code(bench: Bench, code: int) -> None:
+    bench.park()
+    bench.on_connect(f"sys.stderr.write('because'); sys.exit({code})")
+    with pytest.raises(NotConnected, match=f"because .exit code {code}."):
+        await up(bench.link())
+
+
+async def test_nvme_cli_killed_or_missing_is_told_apart(bench: Bench) -> None:
+    bench.park()
+    bench.on_connect("os.kill(os.getpid(), 9)")
+    with pytest.raises(NotConnected, match="signal 9"):
+        await up(bench.link())
+    bench.program.unlink()
+    with pytest.raises(ToolMissing):
+        await up(bench.link())
+
+
+async def test_already_connected_by_another_host_is_no_connection(bench: Bench) -> None:
+    bench.fake.controller(host_nqn=OTHER, host_id=b"\x09" * 16)
+    bench.on_connect("sys.stderr.write('already connected'); sys.exit(1)")
+    with pytest.raises(NotConnected):
+        await up(bench.link())
+    assert bench.said() == ["connect"]
+
+
+async def test_a_path_that_is_connecting_is_waited_for_and_never_connected_twice(bench: Bench) -> None:
+    bench.fake.controller(state="connecting")
+    link = bench.link(connect_timeout_ms=300)
+    with pytest.raises(NoNamespace, match="nvme0 is connecting"):
+        await up(link)
+    link = bench.link()
+    waiting = asyncio.create_task(up(link))
+    await asyncio.sleep(0)
+    bench.fake.controller(state="live")
+    assert (await waiting)[0] == "nvme0"
+    assert bench.said() == []
+
+
+@pytest.mark.parametrize("lacks", ["size", "node", "namespace"])
+async def test_the_namespace_is_waited_for_until_it_is_whole(bench: Bench, lacks: str) -> None:
+    match lacks:
+        case "size":
+            bench.fake.write("block/nvme0n1/size", 0)
+        case "node":
+            bench.whole = False
+        case "namespace":
+            bench.fake.remove("block/nvme0n1")
+    waiting = asyncio.create_task(up(bench.link(connect_timeout_ms=10_000)))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    bench.whole = True
+    bench.fake.namespace()
+    assert (await waiting)[1].node == "nvme0n1"
+
+
+async def test_what_never_becomes_whole_is_an_error_and_the_connection_is_undone(bench: Bench) -> None:
+    bench.park()
+    bench.on_connect("appear()")
+    bench.whole = False
+    began = time.monotonic()
+    with pytest.raises(NoNamespace, match="namespace 1"):
+        await up(bench.link(connect_timeout_ms=1_000))
+    assert time.monotonic() - began < 20
+    assert bench.said() == ["connect", "disconnect"]
+    assert read_view(bench.fake.root) == ()
+
+
+async def test_another_namespace_under_the_same_number_is_named(bench: Bench) -> None:
+    bench.fake.namespace(nguid=b"\x44" * 16)
+    with pytest.raises(NoNamespace, match="another one: NGUID 4444"):
+        await up(bench.link(connect_timeout_ms=300))
+
+
+async def test_nvme_cli_that_hangs_is_given_up_but_what_linux_made_meanwhile_is_ours(bench: Bench) -> None:
+    bench.park()
+    bench.on_connect("time.sleep(120)")
+    with pytest.raises(ToolStuck):
+        await up(bench.link(connect_timeout_ms=500))
+    bench.on_connect("appear(); time.sleep(120)")
+    link = bench.link(connect_timeout_ms=1_500)
+    await up(link)
+    assert link.ours
+
+
+async def test_a_controller_that_took_the_name_over_is_not_disconnected(bench: Bench) -> None:
+    bench.park()
+    bench.on_connect("appear()")
+    link = bench.link()
+    await up(link)
+    bench.fake.controller(host_nqn=OTHER, host_id=b"\x09" * 16)
+    await link.down()
+    assert bench.said() == ["connect"]
+
+
+def test_the_cause_is_made_of_facts() -> None:
+    facts = {"root": True, "fabrics": True, "tcp": True}
+    assert judge((), PEER, **facts) is Cause.REFUSED
+    assert judge((), PEER, **facts | {"root": False}) is Cause.NOT_ROOT
+    assert judge((), PEER, **facts | {"fabrics": False}) is Cause.NO_FABRICS
+    assert judge((), PEER, **facts | {"tcp": False}) is Cause.NO_TCP
+
+
+@pytest.mark.parametrize(
+    ("host_id", "cause"), [(HOST_ID, Cause.HALF_IDENTITY), (b"\x09" * 16, Cause.STRANGER)]
+)
+def test_another_host_and_half_an_identity_are_told_apart(bench: Bench, host_id: bytes, cause: Cause) -> None:
+    bench.fake.controller(host_nqn=OTHER, host_id=host_id)
+    view = read_view(bench.fake.root)
+    assert judge(view, PEER, root=True, fabrics=True, tcp=True) is cause
+    assert issubclass(NotConnected, ConnectFailed)
