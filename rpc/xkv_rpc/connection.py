@@ -142,15 +142,18 @@ class Connection:
             return
         if self._deaf:
             messages.clear()
-        some = messages[:MESSAGES_PER_TURN]
-        del messages[:MESSAGES_PER_TURN]
         on_message = self._listener.on_message
-        for header, payloads, lengths in some:
-            on_message(Received(self.peer, header, payloads, lengths, self._user))
+        if len(messages) == 1:
+            on_message(Received(self.peer, *messages.pop(), self._user))
+        else:
+            some = messages[:MESSAGES_PER_TURN]
+            del messages[:MESSAGES_PER_TURN]
+            for message in some:
+                on_message(Received(self.peer, *message, self._user))
         if messages:
             self.stop_reading()
             self._loop.call_soon(self._hand_on)
-        else:
+        elif not self._reading:
             self._resume()
 
     # --- out

@@ -178,7 +178,14 @@ class PeerStream:
             body_end = at + head.body_bytes
             if body_end <= end and not self._beyond(head):
                 self._flags = head.flags
-                self._take(bytes(chunk[at:body_end]))
+                body = bytes(chunk[at:body_end])
+                if head.flags & zmtp.COMMAND:
+                    self._take(body)
+                elif self._frames or head.flags & zmtp.MORE:
+                    self._note(body, head.body_bytes)
+                else:
+                    # The usual message: a header alone.
+                    self.messages.append(PeerMessage(body, [], []))
                 return body_end
         else:
             # Byte by byte: how long a head is depends on its first one.

@@ -131,3 +131,16 @@ async def test_requests_that_are_preempted_again_and_again_get_their_answers(
             assert all(one.same_as(other) for one, other in zip(found, computed, strict=True))
             await tight.forget()
         assert (await tight.metrics())["vllm:num_preemptions"] > 0
+
+
+async def test_without_shared_memory_the_bytes_travel_in_the_messages(
+    gateway: Gateway, models: Models, home: Path
+) -> None:
+    (home / "state" / "regions.sock").unlink()
+    prompt = Prompt(tokens(1000), "a")
+    async with engine(models("llama"), home / "log", transfer_config(gateway.control_port)) as one:
+        stored = await one.one(prompt)
+        await one.forget()
+        found = await one.one(prompt)
+    assert (stored.cached, found.cached) == (0, 896)
+    assert found.same_as(stored)

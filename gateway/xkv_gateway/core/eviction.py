@@ -221,14 +221,14 @@ class Eviction:
         return Need(excess_au, 0, VICTIMS_PER_TICK, 1) if excess_au > 0 else None
 
     def _judge(self, scope: Scope) -> None:
-        need = self._excess(scope) if self._in_use(scope) else None
+        need = self._excess(scope) if _in_use(self._state, scope) else None
         if need is not None:
             self._trims.append((scope, need))
 
     def _trim(self, budget: Need) -> None:
         scope, need = self._trims[0]
         need.victims_max, need.turns_max = budget.victims_max, 1
-        if self._in_use(scope):
+        if _in_use(self._state, scope):
             self._doom(self._order.oldest_of(scope, need), DeleteCause.EVICTED_QUOTA)
             budget.victims_max = need.victims_max
             if need.victims_max <= 0 and not need.enough:
@@ -238,9 +238,6 @@ class Eviction:
                 self._suspects[scope] = None
         budget.turns_max -= 1
         self._trims.popleft()
-
-    def _in_use(self, scope: Scope) -> bool:
-        return self._state.names.scopes.get(scope.name) is scope
 
     # --- the policy ---------------------------------------------------------------------------------------
 
@@ -293,3 +290,7 @@ class Eviction:
             if own is not None:
                 setattr(own, name, getattr(own, name) + count)
                 own.evicted_bytes += size
+
+
+def _in_use(state: EngineState, scope: Scope) -> bool:
+    return state.names.scopes.get(scope.name) is scope
