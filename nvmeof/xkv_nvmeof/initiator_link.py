@@ -29,6 +29,8 @@ _TAIL_BYTES: Final = 512
 """Received behind the data of a read in the same call: digest, response and the next header."""
 _ABORT: Final = pack("ii", 1, 0)
 """SO_LINGER with a time of zero: close with a reset."""
+AWAKE_NS: Final = 50_000
+"""So long the loop stays awake for the next bytes of data that has begun to come."""
 _READS_PER_WAKEUP: Final = 16
 """So that a fast peer cannot keep the loop from its timers and its other sockets."""
 
@@ -56,6 +58,8 @@ class QueueLink:
         self._tail = self._scratch[:_TAIL_BYTES]
         self._large = False
         """The last PDU did not fit into the scratch buffer: take only headers there, to copy less."""
+        self._awake = False
+        self._received_ns = 0
         self._flush_planned = False
         self._writing = False
         self._down = False
@@ -138,6 +142,18 @@ class QueueLink:
         self._deliver()
         if core.outbox and not self._flush_planned:
             self._flush()
+        if core.data_pending:
+            self._received_ns = self._clock()
+            if not self._awake:
+                self._awake = True
+                self._loop.call_soon(self._stay_awake)
+
+    def _stay_awake(self) -> None:
+        """Keep the loop from sleeping while the rest of begun data is on its way: waking up takes longer than that."""
+        if self.core.data_pending and self._clock() - self._received_ns < AWAKE_NS:
+            self._loop.call_soon(self._stay_awake)
+        else:
+            self._awake = False
 
     def _flush(self) -> None:
         self._flush_planned = False
