@@ -8,7 +8,7 @@ DEV    := $(VENV)/.installed-dev
 # One after the other: each of these starts an inference engine, and some run for many minutes.
 VLLM_TESTS := $(BIN)/python -m pytest tests/vllm -o faulthandler_timeout=1800
 
-.PHONY: run demo test test-full test-vllm test-vllm-smoke vllm lmcache check format bench clean
+.PHONY: run demo test test-full test-guest test-guest-smoke test-vllm test-vllm-smoke vllm lmcache check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -36,8 +36,15 @@ test: $(DEV)  ## the test-suite (under 10 minutes)
 	$(BIN)/python -m pytest --numprocesses auto
 
 test-full: $(DEV) lmcache  ## everything that this machine can run, however long
-	$(BIN)/python -m pytest --numprocesses auto -m "not soak and not vllm"
+	$(BIN)/python -m pytest --numprocesses auto -m "not soak and not vllm and not guest"
+	$(BIN)/python -m pytest -m guest tests/guest
 	$(VLLM_TESTS) -m vllm
+
+test-guest: $(DEV)  ## what needs Linux as a peer, in a guest under QEMU (Debian's packages, no installation)
+	$(BIN)/python -m pytest -m guest tests/guest
+
+test-guest-smoke: $(DEV)  ## the shortest of these
+	$(BIN)/python -m pytest -m "guest and smoke" tests/guest
 
 test-vllm: $(DEV) lmcache  ## the connector and the front end with a real vLLM on the CPU (in .venv-vllm, or where XKV_VLLM_VENV says)
 	$(VLLM_TESTS) -m vllm

@@ -21,20 +21,30 @@ ip address add 10.0.2.15/24 dev eth0
 ip route add default via 10.0.2.2
 hostname guest
 echo guest > /new/etc/hostname
-: > /new/etc/machine-id
+tr -d - < /proc/sys/kernel/random/uuid > /new/etc/machine-id
+: > /new/etc/fstab
+# It is a machine, whatever this one is.
+rm -f /new/.dockerenv
 for folder in proc sys dev; do
     mount --move "/$folder" "/new/$folder" || fail "move $folder"
 done
-[ -d /new/sys/kernel/config ] && mount -t configfs config /new/sys/kernel/config
+mount -t configfs config /new/sys/kernel/config
 [ -e /new/dev/fd ] || ln -s /proc/self/fd /new/dev/fd
 echo "guest: root is ready"
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 if [ "$init" = systemd ]; then
-    cp /settings /new/etc/guest-settings
-    exec switch_root /new /usr/lib/systemd/systemd
+    units=/new/etc/systemd/system
+    printf '[Unit]\nRequires=basic.target guest-agent.service\nAllowIsolate=yes\n' > $units/guest.target
+    printf '[Unit]\nAfter=basic.target\n[Service]\nExecStart=%s\nExecStopPost=systemctl poweroff -ff\n' "$agent" \
+        > $units/guest-agent.service
+    # They would go through all of this machine's /tmp, and empty it as the guest sees it.
+    for unit in systemd-tmpfiles-setup.service systemd-tmpfiles-clean.timer; do
+        ln -sf /dev/null "$units/$unit"
+    done
+    exec /bin/switch_root /new /usr/lib/systemd/systemd --unit=guest.target
 fi
 mkdir -p /new/dev/shm /new/dev/pts
 mount -t tmpfs -o mode=1777 shm /new/dev/shm
 mount -t devpts pts /new/dev/pts
 mount -t tmpfs -o mode=755 run /new/run
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 exec /bin/switch_root /new /bin/sh -c "$agent; echo \"guest: exit \$?\"; exec $busybox poweroff -f"

@@ -143,7 +143,7 @@ def booted(folder: Path, *, systemd: bool = False) -> Iterator[Guest]:
             # What runs in the guest is what runs here, also from another work tree.
             "agent": shlex.join(
                 [
-                    "env",
+                    "/usr/bin/env",
                     f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
                     *(sys.executable, "-I", "-S", str(AGENT), str(port)),
                 ]

@@ -44,7 +44,9 @@ def target(guest: Guest) -> Iterator[Target]:
 
 
 class TestLinux(BlockDeviceContract):
-    @pytest.fixture(params=list(OPTIONS))
+    @pytest.fixture(
+        params=[pytest.param(name, marks=pytest.mark.smoke if name == "plain" else ()) for name in OPTIONS]
+    )
     async def device(self, request: pytest.FixtureRequest, target: Target) -> AsyncIterator[TcpInitiator]:
         device = await connect(target.host_port, NQN, **OPTIONS[request.param])
         yield device
@@ -64,6 +66,7 @@ class TestLinux(BlockDeviceContract):
         assert device.geometry.can_write_zeroes
 
 
+@pytest.mark.smoke
 async def test_the_target_of_linux_is_discovered(target: Target) -> None:
     entries = await discover("127.0.0.1", target.host_port, options(), clock=time.monotonic_ns)
     assert NQN in {entry.subnqn for entry in entries}
@@ -79,6 +82,7 @@ async def test_a_host_that_is_not_allowed_is_told_so(target: Target) -> None:
         await asyncio.to_thread(target.guest.sh, f"echo 1 > {attribute}")
 
 
+@pytest.mark.smoke
 async def test_a_target_that_goes_away_and_comes_back_is_used_again(target: Target) -> None:
     device = await connect(target.host_port, NQN, keep_alive_ms=5_000)
     try:

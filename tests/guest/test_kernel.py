@@ -62,12 +62,14 @@ def node(guest: Guest, card: dict[str, Any]) -> Iterator[str]:
     assert not json.loads(guest.must("nvme", "list-subsys", "-o", "json") or "[]")
 
 
+@pytest.mark.smoke
 def test_linux_discovers_the_soft_card(guest: Guest, card: dict[str, Any]) -> None:
     where = ("--transport=tcp", f"--traddr={HOST}", f"--trsvcid={card['port']}")
     found = json.loads(guest.must("nvme", "discover", *where, *IDENTITY, "-o", "json"))
     assert card["nqn"] in {record["subnqn"] for record in found["records"]}
 
 
+@pytest.mark.smoke
 def test_linux_identifies_it_as_it_is(guest: Guest, card: dict[str, Any], node: str) -> None:
     controller = json.loads(guest.must("nvme", "id-ctrl", node, "-o", "json"))
     assert controller["subnqn"] == card["nqn"]
@@ -108,6 +110,7 @@ def test_a_file_system_on_it_keeps_what_it_is_given(guest: Guest, node: str) -> 
     """)
 
 
+@pytest.mark.smoke
 def test_mixed_writes_of_all_sizes_are_read_back(guest: Guest, node: str) -> None:
     script = f"""
 import mmap, os, random
