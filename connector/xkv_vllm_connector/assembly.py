@@ -89,6 +89,7 @@ class Assembly:
         except UnsupportedModelError as error:
             self._off = str(error)
             return
+        self._fits_into_memory(int(parallel.world_size))
         largest = max(group.object_bytes for group in self._geometry.groups)
         if largest > min(OBJECT_BYTES_MAX, settings.staging_bytes // 2):
             raise SettingsError(
@@ -99,6 +100,15 @@ class Assembly:
         self.stores = Stores(
             self._geometry, settings.max_store_backlog_bytes, self._replicas, self._stats, clock
         )
+
+    def _fits_into_memory(self, workers: int) -> None:
+        """Refuse a size that the machine would find out about by killing processes: the memory is taken at once."""
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if self._settings.staging_bytes > memory_bytes // 4:
+            raise SettingsError(
+                "staging_bytes",
+                f"{self._settings.staging_bytes} for each of {workers} workers, where this machine has {memory_bytes} in all",
+            )
 
     def _warn(self, line: str) -> None:
         self._logger.warning("FusIOnX: %s", line)

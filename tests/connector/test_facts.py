@@ -274,6 +274,12 @@ def test_an_object_that_is_too_large_names_the_setting() -> None:
     assert caught.value.field == "chunk_size"
 
 
+def test_shared_memory_that_the_machine_has_not_names_the_setting() -> None:
+    with pytest.raises(SettingsError) as caught:
+        assembly(vllm_config(), settings=parse_settings({"staging_bytes": 1 << 40}))
+    assert caught.value.field == "staging_bytes"
+
+
 def test_keys_that_cannot_be_read_name_the_setting(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         assembly(vllm_config(), settings=Settings(xkv_keys=str(tmp_path / "none"))).scheduler_side()
