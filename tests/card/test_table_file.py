@@ -115,7 +115,8 @@ def test_rows_may_come_in_any_portions_and_tables_in_any_order() -> None:
 
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(ALL_TABLES), st.integers(0, 1200)), max_size=6), st.integers(1, 2**62 - 1)
+    st.lists(st.tuples(st.sampled_from(ALL_TABLES), st.integers(0, 1200)), max_size=6),
+    st.integers(1, 2**62 - 1),
 )
 def test_whatever_is_closed_is_read_back(portions: list[tuple[Table, int]], sequence: int) -> None:
     rows: Rows = [(table, columns(table, count, seed)) for seed, (table, count) in enumerate(portions)]
