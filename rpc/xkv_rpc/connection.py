@@ -14,7 +14,7 @@ from xkv_rpc.transport import SEND_HWM, Received, SendOutcome
 from xkv_rpc.zmtp_peer import PeerFault, PeerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from xkv_rpc.calls import Buffer
     from xkv_rpc.listener import Listener
@@ -48,8 +48,6 @@ class Connection:
         self.peer = peer
         self.open = False
         """Whether its peer has shaken hands, and it has not ended."""
-        self.on_open: Callable[[], bool] = lambda: True
-        """Called once when the peer has shaken hands; False: nothing of it is to be heard."""
         self._listener = listener
         self._sock = sock
         self._user = user
@@ -58,6 +56,7 @@ class Connection:
         self._deaf = False
         self._closed = False
         self._reading = False
+        self._looking = False
         self._writing = False
         self._queue: deque[Buffer] = deque()
         self._tails: deque[tuple[int, Sent]] = deque()
@@ -114,19 +113,36 @@ class Connection:
         if not received:
             self.close()
             return
-        if not self.open and not self._shaken_hands():
-            return
         if core.out:
             self._send_own()
-        if core.messages:
+        if not self.open and not self._shaken_hands():
+            return
+        if core.messages and not self._deaf:
             self._hand_on()
+        else:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Read once more in the next turn, where no reply will find out that the peer is gone.
+
+        A connection that was reset is reported once by uvloop, and not again, whatever is still to be read of it.
+        """
+        self._core.messages.clear()
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        self._looking = False
+        if self._reading:
+            self._readable()
 
     def _shaken_hands(self) -> bool:
         """Look how far the handshake is; False: the connection has ended."""
         match self._core.state:
             case PeerState.TRAFFIC:
                 self.open = True
-                self._deaf = not self.on_open()
+                self._deaf = not self._listener.opened(self)
             case PeerState.OVER:
                 self._send_own()
                 self.close()
@@ -159,9 +175,13 @@ class Connection:
     # --- out
 
     def _send_own(self) -> None:
-        """Send what the protocol itself has to say."""
+        """Send what the protocol itself has to say: once open, answers to heartbeats.
+
+        A peer that has not taken what it was sent gets none: it sees traffic as soon as it reads, and the queue stays bounded.
+        """
         own, self._core.out = self._core.out, []
-        self._put(own)
+        if not (self.open and self._queue):
+            self._put(own)
 
     def send(self, header: bytes, payloads: Sequence[Buffer]) -> tuple[SendOutcome, Sent | None]:
         """Send a message, or as much of it as the peer takes now."""

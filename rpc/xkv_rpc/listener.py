@@ -1,7 +1,7 @@
 """The server's sockets for endpoints without keys: each connection is read, handled and answered in one turn of the loop.
 
 libzmq would hand each message from its I/O thread to the loop and back, which costs more than a lookup. On the wire there is
-no difference: any DEALER or REQ of libzmq can connect (`zmtp_peer` is the protocol).
+no difference: any DEALER of libzmq can connect (`zmtp_peer` is the protocol).
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Listener:
         self._paths: list[tuple[str, int]] = []
         self._connections: dict[PeerId, Connection] = {}
         self._identities: dict[bytes, Connection] = {}
+        self._handshakes: dict[PeerId, asyncio.TimerHandle] = {}
+        """When each connection that is not open has to be; with it nothing refers to a closed one any more."""
         self._timers: set[asyncio.TimerHandle] = set()
         self._emptied = asyncio.Event()
 
@@ -151,23 +153,31 @@ class Listener:
         peer = PeerId(PEER_PREFIX + next(self._numbers).to_bytes(8, "big"))
         connection = Connection(self, sock, peer, user, PeerStream(self._bounds, admitted=admitted))
         self._connections[peer] = connection
-        timer = self._later(HANDSHAKE_MS / 1000, connection.give_up)
-        connection.on_open = lambda: self._opened(connection, timer)
+        self._handshakes[peer] = self._later(HANDSHAKE_MS / 1000, connection.give_up)
         connection.start()
 
-    def _opened(self, connection: Connection, timer: asyncio.TimerHandle) -> bool:
-        """Take note that the peer has shaken hands; False: another peer has its identity, and this one is not heard."""
-        timer.cancel()
-        self._timers.discard(timer)
+    # --- connections
+
+    def opened(self, connection: Connection) -> bool:
+        """Take note that the peer has shaken hands (called by the connection itself).
+
+        False: another peer has its identity, and nothing of this one is to be heard.
+        """
+        self._end_handshake(connection.peer)
         identity = connection.identity
         if not identity:
             return True
         return self._identities.setdefault(identity, connection) is connection
 
-    # --- connections
+    def _end_handshake(self, peer: PeerId) -> None:
+        timer = self._handshakes.pop(peer, None)
+        if timer is not None:
+            timer.cancel()
+            self._timers.discard(timer)
 
     def gone(self, connection: Connection) -> None:
         """Forget a connection (called by itself)."""
+        self._end_handshake(connection.peer)
         self._connections.pop(connection.peer, None)
         if self._identities.get(connection.identity) is connection:
             del self._identities[connection.identity]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from xkv_rpc import zmtp
 from xkv_rpc.errors import BadReplyError
 
@@ -200,7 +202,8 @@ class PeerStream:
             self._skipping = True
             self._skip_bytes = head.body_bytes
         else:
-            self._body = memoryview(bytearray(head.body_bytes))
+            # Not zeroed, so that a large body takes memory as its bytes come and not when it is announced.
+            self._body = np.empty(head.body_bytes, np.uint8).data
             self._body_bytes = 0
         if not head.body_bytes:
             self._end_body()
