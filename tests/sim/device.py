@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.sim.faults import Faults, Injected
 from tests.sim.medium import SECTOR_BYTES, Medium, Written
-from tests.sim.reads import faulty_read
+from tests.sim.reads import faulty_read, look_at
 from tests.sim.reservations import SimReservations, conflict
 from xkv_nvmeof.blockdev import (
     ByteRange,
@@ -261,7 +261,7 @@ class SimDevice:
     ) -> None:
         await self._start(write)
         future: asyncio.Future[None] = self._loop.create_future()
-        future.add_done_callback(_look_at)
+        future.add_done_callback(look_at)
         self._in_flight[future] = write
         duration_ns = self._latency_ns()
         executes_ns = self._rng.randrange(duration_ns + 1)
@@ -294,7 +294,12 @@ class SimDevice:
                 await self._cut_short(future)
             raise
         finally:
-            self._in_flight.pop(future, None)
+            self._over(future)
+
+    def _over(self, future: asyncio.Future[None]) -> None:
+        left = self._in_flight.pop(future, None)
+        if left is not None and not (future.done() or self._silent):
+            self._leave_behind(left)  # cancelled twice: nobody waits for it any more
 
     async def _cut_short(self, future: asyncio.Future[None]) -> None:
         """A write is cancelled: either its association ends, or it is waited for. Its buffers are free afterwards."""
@@ -391,9 +396,3 @@ class SimDevice:
         self._state = state
         for listener in self._listeners:
             listener(state, reason)
-
-
-def _look_at(future: asyncio.Future[None]) -> None:
-    """A command whose caller was cancelled may still fail: nobody else looks at that."""
-    if not future.cancelled():
-        future.exception()

@@ -8,6 +8,7 @@ from tests.sim.medium import SECTOR_BYTES, Medium
 from xkv_nvmeof.blockdev import DataCorrupted
 
 if TYPE_CHECKING:
+    import asyncio
     import random
 
     from tests.sim.faults import Faults, Injected
@@ -40,3 +41,9 @@ def faulty_read(
         injected.read_faults += 1
         raise DataCorrupted("simulated")
     return data
+
+
+def look_at(future: asyncio.Future[None]) -> None:
+    """A command whose caller was cancelled may still fail: nobody else looks at that."""
+    if not future.cancelled():
+        future.exception()
