@@ -227,3 +227,20 @@ async def test_a_salt_is_in_no_answer_and_no_log(
     texts += [(await operator.get(path)).text for path in ("/quota", "/v1/tenants", "/metrics", "/v1/status")]
     ours = [record.getMessage() for record in caplog.records if not record.name.startswith("httpx")]
     assert SALT not in "".join([*texts, *ours])
+
+
+@pytest.mark.parametrize("query", ["scope=aa", "limit_gb=1", "limit_gb"])
+@pytest.mark.parametrize("path", ["/quota/_default", "/v1/tenants/acme", "/v1/namespaces/ns"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_a_change_takes_no_query_parameter_that_it_does_not_know(
+    operator: httpx.AsyncClient, card: FakeCard, method: str, path: str, query: str
+) -> None:
+    if method == "DELETE" and path.startswith("/v1/namespaces"):
+        query = query.replace("scope", "scopes")
+    await card.set_tenant("acme", b"\x01" * 16, GIB)
+    card.limits[b""] = GIB
+    body = {"ttl_idle_s": 5} if "namespaces" in path else {"limit_gb": 2}
+    answer = await operator.request(method, f"{path}?{query}", json=body)
+    assert answer.status_code in {400, 422}
+    assert "query" in answer.json()["error"]["message"]
+    assert card.limits == {b"": GIB, b"\x01" * 16: GIB}

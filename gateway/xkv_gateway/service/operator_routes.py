@@ -100,6 +100,7 @@ class OperatorRoutes:
 
     async def put_quota(self, request: Request) -> Response:
         """Set a quota."""
+        _query(request, ())
         scope = scope_in_path(_tail(request, 1))
         limit_bytes = limit_from_gb(parse_body(await _body(request), ("limit_gb",))["limit_gb"])
         await self._card.set_limit(scope, limit_bytes)
@@ -107,6 +108,7 @@ class OperatorRoutes:
 
     async def delete_quota(self, request: Request) -> Response:
         """Take a quota away."""
+        _query(request, ())
         scope = scope_in_path(_tail(request, 1))
         removed = await self._card.clear_limit(scope)
         return _answer(d.QuotaRemoved(scope_name(scope), "removed" if removed else "not_found"))
@@ -144,6 +146,7 @@ class OperatorRoutes:
 
     async def put_tenant(self, request: Request) -> Response:
         """Name a scope and set its quota."""
+        _query(request, ())
         name = tenant_name(_tail(request, 2))
         body = parse_body(await _body(request), ("scope",), ("limit_bytes", "no_limit"))
         scope = scope_from_hex(body["scope"])
@@ -160,6 +163,7 @@ class OperatorRoutes:
 
     async def delete_tenant(self, request: Request) -> Response:
         """Take name and quota away."""
+        _query(request, ())
         name = tenant_name(_tail(request, 2))
         if not await self._card.remove_tenant(name):
             raise not_found("no tenant has that name")
@@ -203,6 +207,7 @@ class OperatorRoutes:
 
     async def put_namespace(self, request: Request) -> Response:
         """Set how long objects may live."""
+        _query(request, ())
         name = namespace_in_path(_tail(request, 2))
         body = parse_body(await _body(request), (), TTL_FIELDS)
         if not body:
