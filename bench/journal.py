@@ -1,6 +1,6 @@
 """Stores with the journal beside stores without one: what durability of the index costs.
 
-Eight stores of 1 MiB in flight on each of two namespaces of one target, in turns and in one process. One side is a card
+Stores of 1 MiB in flight (32 unless told otherwise) on each of two namespaces of one target, in turns and in one process. One side is a card
 with its journal (for each group of records a batch, then a flush and a look at the superblock together); the other side keeps no
 journal, and only flushes the payloads of each group where the journal would have. For both policies: what survives a
 loss of power, and what survives the end of the process, which needs no flush at all.
@@ -56,9 +56,10 @@ if TYPE_CHECKING:
     from xkv_gateway.core.types import EngineLimits, Lsn
     from xkv_nvmeof.blockdev import BlockDevice
 
-DEPTH: Final = 8
-OBJECTS: Final = 160
-ROUNDS: Final = 5
+DEPTH: Final = 32
+"""Stores in flight. One journal batch serves all that wait, so its cost falls with the depth."""
+OBJECTS: Final = 224
+ROUNDS: Final = 15
 WARM_ROUNDS: Final = 4
 """Until all units have been written to once: the first write to a page of a target's memory is several times slower."""
 RATIO_MIN: Final = 0.9
