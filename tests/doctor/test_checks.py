@@ -105,6 +105,8 @@ def test_a_healthy_host_is_in_order(settings: dict[str, Any]) -> None:
         ({"reaches": (Reach("t", 1, ("10.20.0.5",), None, 40.0),)}, {}, "target t:1", Level.NOTE),
         ({"reaches": (Reach("t", 1, ("10.20.0.5",), problem="refused"),)}, {}, "target t:1", Level.PROBLEM),
         ({"files": (FileFact("f", "/k", exists=False),)}, {}, "f", Level.PROBLEM),
+        ({"files": (FileFact("target.hosts k", "/k", exists=False),)}, {}, "target.hosts k", Level.NOTE),
+        ({"files": (FileFact("f", "/k", exists=True, mode=0o600, owner=7),)}, {}, "f", Level.NOTE),
         ({"files": (FileFact("f", "/k", exists=True, mode=0o644),)}, {}, "f", Level.PROBLEM),
         ({"huge_pages": (0, 0, 2 << 20)}, TARGET, "huge pages", Level.NOTE),
         ({"pci_driver": "nvme"}, TARGET, "SSD 0000:5e:00.0", Level.PROBLEM),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.e2e.gateway import run, serving
+from tests.e2e.gateway import COMMAND, environment, run, serve_arguments, serving
 from tests.e2e.target import target as card_process
 from tests.target.fake_spdk import FakeSpdk, fake_spdk
 from tests.target.model_spdk import ModelVolumes
@@ -92,6 +92,24 @@ async def test_serve_makes_the_target_then_keeps_it_through_every_misbehaviour(h
             assert await gateway.end() == ExitCode.OK
             assert time.monotonic() - begin < 10, "a call that hangs does not hold the end"
             assert gateway.log_text.count("SPDK target is away") < 10
+
+
+async def test_a_target_that_hangs_at_the_start_does_not_hold_up_a_stop(home: Path) -> None:
+    async with fake_spdk(home / "spdk.sock", lambda *_: None) as spdk:
+        spdk.script = hangs
+        file = str(settings(home, spdk, "127.0.0.1:4420"))
+        url = "nvme+tcp://127.0.0.1:1/nqn.2014-08.com.example:card0"
+        process = await asyncio.create_subprocess_exec(
+            *(*COMMAND, *serve_arguments(home / "state", None), "--config", file, "--card", url),
+            env=environment(home),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        async with asyncio.timeout(30):
+            while not spdk.calls:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+            process.terminate()
+            assert await process.wait() == ExitCode.OK
 
 
 async def test_a_target_that_is_away_at_the_start_is_told_and_the_card_tried(home: Path) -> None:

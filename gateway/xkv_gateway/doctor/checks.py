@@ -265,14 +265,18 @@ def _reach(reach: Reach, storage: StorageNetworks) -> Iterator[Finding]:
 
 def _file(fact: FileFact, uid: int) -> Finding:
     if not fact.exists:
-        return Finding(
-            fact.setting, Level.PROBLEM, f"{fact.path} does not exist, or cannot be looked at", "Make it."
-        )
+        theirs = fact.setting.startswith("target.")
+        advice = "It is the target that has to see it, and to own it." if theirs else "Make it."
+        text = f"{fact.path} does not exist, or cannot be looked at"
+        return Finding(fact.setting, Level.NOTE if theirs else Level.PROBLEM, text, advice)
     if fact.mode is not None and fact.mode & 0o077:
         return Finding(fact.setting, Level.PROBLEM, f"others may read {fact.path}", f"chmod 600 {fact.path}")
     if fact.owner not in {None, uid}:
         return Finding(
-            fact.setting, Level.NOTE, f"{fact.path} belongs to user {fact.owner}, not to {uid}, who asks"
+            fact.setting,
+            Level.NOTE,
+            f"{fact.path} belongs to user {fact.owner}, not to {uid}, who asks",
+            "It has to belong to whoever reads it: the target, or the gateway.",
         )
     return Finding(fact.setting, Level.OK, fact.path)
 
