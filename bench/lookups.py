@@ -2,7 +2,7 @@
 
 One blocking client each, over loopback TCP: `xkv_rpc.client.Client` and redis-py with hiredis. Redis is Debian's
 redis-server on a port of its own without persistence, and holds values of one byte, so that its replies
-are as small as they can be. The gateway's lookups take a lease each; giving it back is not timed
+are as small as they can be. Both servers share one core, and the client has the others. The gateway's lookups take a lease each; giving it back is not timed
 (but it is part of the server's processor time, which is told for the record).
 """
 
@@ -26,7 +26,9 @@ from bench.harness import (
     alternate,
     at_most,
     child,
+    core_split,
     free_port,
+    on_cores,
     wait_until,
     work_folder,
 )
@@ -55,10 +57,13 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args(list(argv))
     batches = [_keys(number) for number in range(BATCHES)]
+    server_cores, client_cores = core_split()
     with ExitStack() as stack:
         folder = stack.enter_context(work_folder())
-        server, server_process = stack.enter_context(_redis(folder))
-        gateway = stack.enter_context(running_gateway(folder, f"soft:{folder}/card.img?size=1GiB"))
+        with on_cores(server_cores):
+            server, server_process = stack.enter_context(_redis(folder))
+            gateway = stack.enter_context(running_gateway(folder, f"soft:{folder}/card.img?size=1GiB"))
+        stack.enter_context(on_cores(client_cores))
         client = stack.enter_context(Client(f"tcp://127.0.0.1:{gateway.port}"))
         for keys in batches:
             client.store(NAMESPACE, b"", keys, [bytes(OBJECT_BYTES)] * KEYS)
