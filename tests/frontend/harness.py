@@ -150,8 +150,10 @@ async def running_front(
             await asyncio.wait(state.tasks, timeout=DEADLINE_S)
 
 
-async def talk(port: int, *pieces: bytes, seconds: float = DEADLINE_S) -> bytes:
-    """Send bytes as they are, and return everything until the other side closes."""
+async def talk(
+    port: int, *pieces: bytes, seconds: float = DEADLINE_S, begun: asyncio.Event | None = None
+) -> bytes:
+    """Send bytes as they are, and return everything until the other side closes; `begun`: when the first bytes came."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(seconds):
@@ -163,6 +165,8 @@ async def talk(port: int, *pieces: bytes, seconds: float = DEADLINE_S) -> bytes:
             with contextlib.suppress(ConnectionError):
                 while piece := await reader.read(65536):
                     answer += piece
+                    if begun is not None:
+                        begun.set()
             return answer
     finally:
         writer.close()

@@ -113,9 +113,12 @@ async def test_a_revoked_key_ends_at_once_also_in_the_middle_of_a_stream(
         await asyncio.Event().wait()
 
     fake.script = endless
-    streams = [asyncio.create_task(talk(front.port, raw_post(BODY, key=key))) for key in (KEY_A, KEY_A2)]
-    await until(lambda: len(fake.requests) == 2)
-    await until(lambda: front.front.running == 2)
+    begun = [asyncio.Event(), asyncio.Event()]
+    streams = [
+        asyncio.create_task(talk(front.port, raw_post(BODY, key=key), begun=one))
+        for key, one in zip((KEY_A, KEY_A2), begun, strict=True)
+    ]
+    await until(lambda: all(one.is_set() for one in begun))
     revoked = id_of(parse_keys(front.keys_file.read_text()), KEY_A)
     front.rewrite_keys(lambda keys: keys.revoke(revoked))
     answer = await streams[0]
