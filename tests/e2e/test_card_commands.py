@@ -164,7 +164,7 @@ async def test_a_forced_format_with_takeover_ends_the_gateway_that_has_the_card(
             assert formatted.code == ExitCode.OK, formatted.err
             assert "waiting 3 s" in formatted.err
             assert await gateway.process.wait() == ExitCode.CARD_LOST
-            assert "taken over" in gateway.log_text
+            await gateway.logged("taken over")
         assert (await info(home, url))["card"]["label"] == "new"
         alone = await command(home, "card", "format", url, "--takeover")
         assert (alone.code, "--force" in alone.err) == (ExitCode.CONFIG, True)
@@ -221,7 +221,7 @@ async def test_a_namespace_that_grew_is_served_and_one_that_shrank_is_refused(ho
     assert (await info(home, url))["card"]["grown_bytes"] == SIZE_BYTES
     async with serving(home / "state", "--card", url, card=None) as gateway:
         assert "warm: 8 objects" in gateway.said_at("card")
-        assert "has grown" in gateway.log_text
+        await gateway.logged("has grown")
         assert await gateway.end() == ExitCode.OK
     resize(file, SIZE_BYTES // 2)
     await refused(home, url, "size_bytes", "Restore its size")
@@ -241,7 +241,7 @@ async def test_a_soft_card_is_formatted_only_where_both_ends_are_blank(home: Pat
     overwrite(file, SIZE_BYTES - MIB, bytes(MIB))
     async with serving(home / "state", "--card", url, card=None) as gateway:
         assert "cold" in gateway.said_at("card")
-        assert "formatted a blank card" in gateway.log_text
+        await gateway.logged("formatted a blank card")
 
 
 async def test_a_card_that_is_zeroed_while_it_is_served_ends_the_gateway(home: Path) -> None:

@@ -229,7 +229,7 @@ async def test_a_target_killed_in_mid_load_is_made_anew_and_every_acknowledged_s
             await crowd.verify_keys(gateway)
         await client.aclose()
         assert not crowd.wrong
-        assert "was restarted" in gateway.log_text
+        await gateway.logged("was restarted")
         assert await gateway.end() == ExitCode.OK
     tell(
         back_s=[f"{value:.2f}" for value in back_s],
@@ -271,7 +271,7 @@ async def test_a_target_that_is_emptied_under_us_is_made_anew_but_its_memory_is_
         assert code == ExitCode.CARD_LOST
         assert gateway.pump is not None
         await gateway.pump
-        assert "its superblock is gone" in gateway.log_text
+        await gateway.logged("its superblock is gone")
 
 
 async def test_a_target_that_stands_still_holds_up_neither_lookups_nor_the_end(
