@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
+
+_STANDARD: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+"""The standard streams in the order of their descriptors."""
 
 COMMANDS: Final = {
     "serve": "xkv_frontend.cli.serve",
@@ -55,6 +59,7 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (errors.ExitCode)."""
+    _open_standard_streams()
     try:
         result = cli.main(args=argv, prog_name="xkv-frontend", standalone_mode=False)
     except FrontendError as error:
@@ -65,15 +70,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.FORCED
-    except BrokenPipeError:
-        # Whoever read our output went away (`... | head`): not an error, and nobody to tell.
-        sys.stderr.close()
+    except SystemExit:
+        # click ends so where whoever read our output went away (`... | head`): not an error, and nobody to tell.
         return ExitCode.OK
     except Exception:
         log.exception("internal error")
         _complain("internal error, a bug; the trace is above", "")
         return ExitCode.INTERNAL
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _open_standard_streams() -> None:
+    """Put /dev/null where a standard descriptor is closed: else a socket or a file of ours would get its number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < len(_STANDARD):
+        os.set_inheritable(descriptor, True)
+        name, mode = _STANDARD[descriptor]
+        setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+    os.close(descriptor)
 
 
 def _complain(message: str, advice: str) -> None:

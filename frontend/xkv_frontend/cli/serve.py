@@ -161,5 +161,5 @@ def _announce(listeners: Listeners, upstream: str) -> None:
     ]
     if listeners.metrics is not None:
         lines.append(f"  metrics   http://{address_of(listeners.metrics)}/metrics")
-    with contextlib.suppress(BrokenPipeError):  # nobody reads it: no reason to stop serving
+    with contextlib.suppress(OSError):  # nobody can read it: no reason to stop serving
         click.echo("\n".join(lines))

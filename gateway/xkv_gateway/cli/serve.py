@@ -88,7 +88,7 @@ def _announce(status: Status, admin: AdminConfig) -> None:
         f"  {program()} status{option}",
         "Ctrl-C ends it.",
     ]
-    with contextlib.suppress(BrokenPipeError):  # nobody reads it: no reason to stop serving
+    with contextlib.suppress(OSError):  # nobody can read it: no reason to stop serving
         click.echo("\n".join(lines))
 
 
