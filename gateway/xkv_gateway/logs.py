@@ -1,7 +1,7 @@
 """The log: one line an event on standard error, as text or JSON, bounded in rate, with a level that can change.
 
-Records carry facts for machines as `extra` fields. Under systemd's journal each text line begins with its priority, and
-leaves out the time, which the journal knows.
+Records carry facts for machines as `extra` fields. Where standard error leads into systemd's journal, text is sent to it as
+entries with fields; what it does not take becomes a line that begins with its priority.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import os
 import sys
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
+
+from xkv_gateway.journald import JournalHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +25,8 @@ AUDIT: Final = logging.getLogger("xkv_gateway.audit")
 
 TEXT_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 JOURNAL_FORMAT: Final = "%(levelname)-7s %(name)s: %(message)s"
+JOURNAL: Final = Path("/run/systemd/journal/socket")
+IDENTIFIER: Final = "xkv-gateway"
 BURST_LINES: Final = 20
 """Lines of one kind at once ..."""
 LINES_PER_S: Final = 2.0
@@ -57,6 +62,16 @@ class RateLimit(logging.Filter):
         return passes
 
 
+def facts(record: logging.LogRecord) -> dict[str, object]:
+    """Return the fields that a record was given for machines."""
+    return {name: value for name, value in vars(record).items() if name not in _PLAIN}
+
+
+def priority(level: int) -> int:
+    """Return the severity of a level as syslog(3) and the journal count it."""
+    return next((number for least, number in _PRIORITIES if level >= least), 7)
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 
@@ -69,7 +84,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields |= {name: value for name, value in vars(record).items() if name not in _PLAIN}
+        fields |= facts(record)
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)
         return json.dumps(fields, default=str, ensure_ascii=True)
@@ -80,8 +95,8 @@ class JournalFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; a trace stays one entry's worth of lines, each with its priority."""
-        priority = next((number for level, number in _PRIORITIES if record.levelno >= level), 7)
-        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())
+        number = priority(record.levelno)
+        return "\n".join(f"<{number}>{line}" for line in super().format(record).splitlines())
 
 
 def set_up_logging(
@@ -91,8 +106,9 @@ def set_up_logging(
     clock: Callable[[], int],
     environment: Mapping[str, str],
     stream: TextIO | None = None,
+    journal: Path = JOURNAL,
 ) -> None:
-    """Log to `stream` (standard error) from now on.
+    """Log to `stream` (standard error) from now on, or to the journal that it leads into.
 
     Args:
         level: `debug`, `info`, `warning` or `error`.
@@ -100,13 +116,15 @@ def set_up_logging(
         clock: monotonic nanoseconds.
         environment: of the process.
         stream: where to.
+        journal: the journal's socket.
     """
     stream = sys.stderr if stream is None else stream
-    handler = logging.StreamHandler(stream)
+    handler: logging.Handler = logging.StreamHandler(stream)
     if style == "json":
         handler.setFormatter(JsonFormatter())
     elif _is_journal(stream, environment):
         handler.setFormatter(JournalFormatter(JOURNAL_FORMAT))
+        handler = JournalHandler(journal, IDENTIFIER, facts=facts, priority=priority, fallback=handler)
     else:
         handler.setFormatter(logging.Formatter(TEXT_FORMAT))
     handler.addFilter(RateLimit(clock))

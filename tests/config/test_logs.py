@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from xkv_gateway.logs import AUDIT, BURST_LINES, KINDS_MAX, RateLimit, set_level
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import TextIO
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +24,9 @@ def _restored() -> Iterator[None]:
     root = logging.getLogger()
     kept, level = list(root.handlers), root.level
     yield
+    for handler in root.handlers:
+        if handler not in kept:
+            handler.close()
     root.handlers[:] = kept
     root.setLevel(level)
     AUDIT.setLevel(logging.NOTSET)
@@ -82,12 +87,48 @@ def test_a_flood_of_one_kind_is_cut_and_counted_and_others_pass() -> None:
     assert len(limit._kinds) == KINDS_MAX
 
 
-def test_into_the_journal_each_line_has_its_priority(tmp_path: Path) -> None:
-    with (tmp_path / "journal").open("w") as stream:
-        found = os.fstat(stream.fileno())
-        environment = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
-        set_up_logging("info", "text", clock=clock_at([0]), environment=environment, stream=stream)
+def log_into(journal: Path, stream: TextIO) -> None:
+    """Log where the stream is said to lead into the journal."""
+    found = os.fstat(stream.fileno())
+    environment = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+    set_up_logging(
+        "info", "text", clock=clock_at([0]), environment=environment, stream=stream, journal=journal
+    )
+
+
+def test_into_the_journal_goes_an_entry_with_the_facts_as_fields(tmp_path: Path) -> None:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal,
+        (tmp_path / "lines").open("w") as stream,
+    ):
+        journal.bind(str(tmp_path / "journal"))
+        log_into(tmp_path / "journal", stream)
+        extra = {"event": "knock", "peer-address": "10.0.0.1", "mode": 7}
+        logging.getLogger("xkv_gateway.test").warning("two\nlines %d", 1, extra=extra)
+        AUDIT.info("done")
+        first, second = journal.recv(65536), journal.recv(65536)
+    message = [b"MESSAGE", b"\x0b" + bytes(7) + b"two", b"lines 1"]
+    fields = [b"PRIORITY=4", b"SYSLOG_IDENTIFIER=xkv-gateway", b"LOGGER=xkv_gateway.test", b"XKV_EVENT=knock"]
+    fields += [b"XKV_PEER_ADDRESS=10.0.0.1", b"XKV_MODE=7", b""]
+    assert first.split(b"\n") == message + fields
+    assert second.startswith(b"MESSAGE=done\nPRIORITY=6\n")
+    assert not (tmp_path / "lines").read_text()
+
+
+def test_what_the_journal_does_not_take_becomes_lines_with_priorities(tmp_path: Path) -> None:
+    with (tmp_path / "lines").open("w") as stream:
+        log_into(tmp_path / "nobody", stream)
         logging.getLogger("xkv_gateway.test").warning("two\nlines")
         logging.getLogger("xkv_gateway.test").info("one")
-    lines = (tmp_path / "journal").read_text().splitlines()
-    assert [line[:3] for line in lines] == ["<4>", "<4>", "<6>"]
+    assert [line[:3] for line in (tmp_path / "lines").read_text().splitlines()] == ["<4>", "<4>", "<6>"]
+
+
+def test_an_entry_that_no_datagram_can_hold_is_not_lost(tmp_path: Path) -> None:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal,
+        (tmp_path / "lines").open("w") as stream,
+    ):
+        journal.bind(str(tmp_path / "journal"))
+        log_into(tmp_path / "journal", stream)
+        logging.getLogger("xkv_gateway.test").warning("x" * (8 << 20))
+    assert len((tmp_path / "lines").read_text()) > 8 << 20
