@@ -25,7 +25,7 @@ class SoakClient:
 
     def __init__(self, endpoint: str, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._client = Client(endpoint, ClientOptions(timeout_ms=20_000))
+        self._client = Client(endpoint, ClientOptions(timeout_ms=20_000, connect_timeout_ms=20_000))
         self._region = self._client.attach_region(REGION_BYTES)
         self._payload = self._rng.randbytes(PAYLOAD_BYTES_MAX)
         self._leases: list[bytes] = []
