@@ -12,7 +12,7 @@ object is the part of one chunk that one rank holds of one group:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -82,10 +82,11 @@ class Geometry:
     ranks: tuple[int, ...]
     """The ranks whose parts make an object whole."""
 
-    @property
-    def hashes_per_chunk(self) -> int:
-        """Block hashes of one chunk; its own is the last."""
-        return self.chunk_tokens // self.hash_tokens
+    hashes_per_chunk: int = field(init=False)
+    """Block hashes of one chunk; its own is the last."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hashes_per_chunk", self.chunk_tokens // self.hash_tokens)
 
     @property
     def prefix_only(self) -> bool:

@@ -12,11 +12,12 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from xkv_rpc.errors import BadReplyError, CircuitOpenError, GatewayUnavailableError, XkvRpcError
 from xkv_rpc.messages import LookupMode
 from xkv_rpc.session import Breaker, BreakerState
+from xkv_vllm_connector.groups import Kind
 from xkv_vllm_connector.keys import key_of, stem_of
 from xkv_vllm_connector.matching import longest_hit, prefix_hit
 
@@ -99,6 +100,7 @@ class Lookups:
         self._clock = clock
         self._say = say
         self._stems: list[bytes] = []
+        self._first_stem: bytes | None = None
         self.renew(fingerprint)
         # Answers that nobody waits for any more come in their own thread.
         self._breaker_lock = threading.Lock()
@@ -113,6 +115,13 @@ class Lookups:
         self._stems = [
             stem_of(fingerprint, group.group_id, rank) for group in geometry.groups for rank in geometry.ranks
         ]
+        full = next((group for group in geometry.groups if group.kind is Kind.FULL), None)
+        self._first_stem = None if full is None else stem_of(fingerprint, full.group_id, geometry.ranks[0])
+
+    @property
+    def glances(self) -> bool:
+        """Whether there is one object that every hit needs: without it, `glance` is of no use."""
+        return self._first_stem is not None
 
     @property
     def available(self) -> bool:
@@ -147,18 +156,34 @@ class Lookups:
 
     def wait(self, asked: Future[Found]) -> Found | None:
         """Get the answer; None: not yet, ask again in the next step."""
-        if not asked.done():
-            if self._wait_left_ns <= 0:
-                return None
-            began_ns = self._clock()
-            with contextlib.suppress(NotYetError):
-                asked.exception(self._wait_left_ns / 1e9)
-            self._wait_left_ns -= self._clock() - began_ns
-            if not asked.done():
-                return None
+        if not self.done(asked):
+            return None
         found = asked.result()
         self.heard(answered=found.answered)
         return found
+
+    def done(self, asked: Future[Any]) -> bool:
+        """Wait for an answer as long as this step may still wait; whether it is there."""
+        if asked.done():
+            return True
+        if self._wait_left_ns <= 0:
+            return False
+        began_ns = self._clock()
+        with contextlib.suppress(NotYetError):
+            asked.exception(self._wait_left_ns / 1e9)
+        self._wait_left_ns -= self._clock() - began_ns
+        return asked.done()
+
+    def glance(self, questions: Sequence[tuple[bytes, bytes]]) -> Future[list[bool] | None]:
+        """Ask of many prompts at once whether the card may have anything: (scope, hash of the first chunk) of each."""
+        return self._threads.submit(self._glance, self._first_stem, questions)
+
+    def glanced(self, asked: Future[list[bool] | None]) -> list[bool] | None:
+        """Take the answer, which is there: whether the first chunk is held, one each; None: the gateway said nothing."""
+        held = asked.result()
+        if held is None:
+            self.heard(answered=False)
+        return held
 
     def heard(self, *, answered: bool) -> None:
         """Note that the gateway answered, or did not."""
@@ -208,6 +233,31 @@ class Lookups:
     def _release(self, lease: bytes) -> None:
         with contextlib.suppress(XkvRpcError):
             self._client.release(lease, timeout_ms=self._timeout_ms)
+
+    def _glance(self, stem: bytes | None, questions: Sequence[tuple[bytes, bytes]]) -> list[bool] | None:
+        """Ask a message a tenant. Runs in a thread."""
+        assert stem is not None
+        keys_of: dict[bytes, dict[bytes, bytes]] = {}
+        for scope, block_hash in questions:
+            keys_of.setdefault(scope, {})[block_hash] = key_of(stem, 0, block_hash)
+        missing: set[tuple[bytes, bytes]] = set()
+        try:
+            for scope, keys in keys_of.items():
+                reply = self._client.lookup(
+                    self._namespace,
+                    scope,
+                    list(keys.values()),
+                    mode=LookupMode.EACH,
+                    timeout_ms=self._timeout_ms,
+                )
+                missing.update(
+                    (scope, block_hash)
+                    for block_hash, size in zip(keys, reply.sizes, strict=True)
+                    if size is None
+                )
+        except XkvRpcError as error:
+            return None if _is_absence(error) else [True] * len(questions)
+        return [question not in missing for question in questions]
 
     def _ask(self, stems: list[bytes], scope: bytes, hashes: list[bytes], first: int) -> Found:
         """Ask batch by batch, until one is not held whole. Runs in a thread."""

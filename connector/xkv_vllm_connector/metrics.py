@@ -9,6 +9,7 @@ from typing import Any, Final
 
 COUNTERS: Final[dict[str, str]] = {
     "lookups": "Questions to the gateway about a prompt",
+    "lookups_ahead": "Prompts about which it was asked, before their turn, whether the gateway has anything of them",
     "lookups_skipped": "Questions not asked because the gateway did not answer before",
     "lookups_failed": "Questions without an answer in time",
     "hit_tokens": "Prompt tokens that the engine took from the card instead of computing them",

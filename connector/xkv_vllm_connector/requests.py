@@ -14,6 +14,9 @@ from typing import Final
 class State(Enum):
     """Where a request stands with its load."""
 
+    # By identity: an enum's own hash is that of its name, a call in Python for each look into the table.
+    __hash__ = object.__hash__
+
     FRESH = "fresh"
     """Nothing found, or nothing asked yet."""
     OFFERED = "offered"
@@ -30,6 +33,8 @@ class State(Enum):
 
 class Event(Enum):
     """What happens to it."""
+
+    __hash__ = object.__hash__
 
     OFFER = "offer"
     MISS = "miss"

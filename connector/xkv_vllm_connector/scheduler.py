@@ -6,51 +6,27 @@ until every rank has told the end of the job, so neither the end of a request no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xkv_rpc.messages import scope_of
-from xkv_vllm_connector.matching import chunks_wanted
 from xkv_vllm_connector.metadata import LoadJob, Part, StepPlan
+from xkv_vllm_connector.offers import Entry, Offers
 from xkv_vllm_connector.planning import blocks_to_load, chunks_to_load
 from xkv_vllm_connector.requests import Event, State, Tracked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from concurrent.futures import Future
 
     from xkv_vllm_connector.groups import Geometry
     from xkv_vllm_connector.host import HostRequest, HostTables
-    from xkv_vllm_connector.lookups import Found, Lookups
+    from xkv_vllm_connector.lookups import Lookups
     from xkv_vllm_connector.metadata import WorkerReport
     from xkv_vllm_connector.metrics import Stats
     from xkv_vllm_connector.settings import Settings
     from xkv_vllm_connector.stores import Stores
 
-MISS_MEMORY_NS: Final = 250_000_000
-"""How long "nothing" is taken for an answer to the same question: the engine asks again in every step that a request waits."""
 NEVER: Final = 1 << 62
 STORE_PARAM: Final = "xkv_store"
-
-
-@dataclass(slots=True)
-class _Answer:
-    """What was found out for a request, as long as it holds."""
-
-    chunks: int
-    until_ns: int
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A request that takes part."""
-
-    request: HostRequest
-    tracked: Tracked
-    asked: Future[Found] | None = None
-    asked_for: tuple[int, int] = (0, 0)
-    """Computed tokens and block hashes at that time: another question has another answer."""
-    answer: _Answer | None = None
 
 
 class SchedulerSide:
@@ -96,7 +72,8 @@ class SchedulerSide:
         self._clock = clock
         self._warn = warn
         self._sync = sync
-        self._entries: dict[str, _Entry] = {}
+        self._offers = Offers(geometry, lookups, stats, clock, lease_ms=settings.lease_ms, sync=sync)
+        self._entries: dict[str, Entry] = {}
         self._leaving: dict[str, Tracked] = {}
         self._loads: list[LoadJob] = []
         self._warned: set[str] = set()
@@ -108,7 +85,10 @@ class SchedulerSide:
         """A request has come."""
         scope = self._scope(request)
         if scope is not None:
-            self._entries[request.request_id] = _Entry(request, self._from_the_start(Tracked(scope)))
+            entry = Entry(request, self._from_the_start(Tracked(scope)))
+            self._entries[request.request_id] = entry
+            if self._may_read(request):
+                self._offers.begin(entry)
 
     def _from_the_start(self, tracked: Tracked) -> Tracked:
         """Look at all chunks of a request again, or at none."""
@@ -146,72 +126,18 @@ class SchedulerSide:
 
     # --- what to offer ------------------------------------------------------------------------------------
 
+    def _may_read(self, request: HostRequest) -> bool:
+        return self._reads and not request.skip_reading_prefix_cache
+
     def match(self, request: HostRequest, computed_tokens: int) -> tuple[int | None, bool]:
         """Say how many tokens beyond `computed_tokens` can be loaded, and whether beside the running batch.
 
         The engine asks as often as it tries to schedule the request. (None, False): not known yet, ask again.
         """
         entry = self._entries.get(request.request_id)
-        if entry is None or entry.tracked.state is State.BARRED:
+        if entry is None or entry.tracked.state is State.BARRED or not self._may_read(request):
             return 0, False
-        if request.skip_reading_prefix_cache or not self._reads:
-            return 0, False
-        if entry.tracked.state is State.LOADING:
-            return None, False  # preempted within the step that loads: its outcome comes first
-        hashes = len(request.block_hashes)
-        first, end = chunks_wanted(self._geometry, request.num_tokens, computed_tokens, hashes)
-        if first == end:
-            return self._settle(entry, computed_tokens, 0)
-        self._forget_other(entry, (computed_tokens, hashes))
-        if entry.answer is not None:
-            return self._settle(entry, computed_tokens, entry.answer.chunks)
-        if entry.asked is None and not self._lookups.crowded:
-            entry.asked = self._lookups.begin(entry.tracked.scope, request.block_hashes, first, end)
-            entry.asked_for = (computed_tokens, hashes)
-            if entry.asked is None:
-                self._stats.add("lookups_skipped")
-                return self._settle(entry, computed_tokens, 0)
-            self._stats.add("lookups")
-        found = self._heard(entry)
-        if found is None:
-            return None, False
-        lifetime_ns = self._settings.lease_ms * 1_000_000 // 3 if found.leases else MISS_MEMORY_NS
-        entry.answer = _Answer(found.chunks, self._clock() + lifetime_ns)
-        entry.tracked.leases = found.leases
-        return self._settle(entry, computed_tokens, found.chunks)
-
-    def _forget_other(self, entry: _Entry, question: tuple[int, int]) -> None:
-        """Let go of what was asked or answered about something else, or too long ago."""
-        if entry.asked is not None and entry.asked_for != question:
-            self._lookups.forget(entry.asked)
-            entry.asked = None
-        answer = entry.answer
-        if answer is not None and (entry.asked_for != question or self._clock() >= answer.until_ns):
-            self._drop_answer(entry)
-
-    def _heard(self, entry: _Entry) -> Found | None:
-        """Get the answer to what was asked; None: not yet."""
-        if entry.asked is None:
-            return None
-        began_ns = self._clock()
-        found = self._lookups.wait(entry.asked)
-        if found is not None:
-            entry.asked = None
-            self._stats.time("lookup_seconds", (self._clock() - began_ns) / 1e9)
-            if not found.answered:
-                self._stats.add("lookups_failed")
-        return found
-
-    def _settle(self, entry: _Entry, computed_tokens: int, chunks: int) -> tuple[int, bool]:
-        tokens = max(0, chunks * self._geometry.chunk_tokens - computed_tokens)
-        entry.tracked.step(Event.OFFER if tokens else Event.MISS)
-        entry.tracked.offered_tokens = computed_tokens
-        return tokens, bool(tokens) and not self._sync
-
-    def _drop_answer(self, entry: _Entry) -> None:
-        entry.answer = None
-        self._lookups.release(entry.tracked.leases)
-        entry.tracked.leases = []
+        return self._offers.match(entry, computed_tokens)
 
     # --- what to load -------------------------------------------------------------------------------------
 
@@ -222,8 +148,7 @@ class SchedulerSide:
             return
         tracked = entry.tracked
         if external_tokens == 0:
-            if tracked.state is State.OFFERED:
-                self._drop_answer(entry)
+            self._offers.settled(entry)
             tracked.step(Event.DECLINE)
             return
         tracked.step(Event.ALLOCATE)
@@ -280,7 +205,7 @@ class SchedulerSide:
             scheduled: How many tokens of which request this step computes.
             tables: The blocks of those requests.
         """
-        self._lookups.step_ends()
+        self._offers.step_ends()
         plan = StepPlan(
             self._fingerprint,
             self._loads,
@@ -289,23 +214,35 @@ class SchedulerSide:
             failures_seen=self._failures_seen,
         )
         self._loads = []
-        if tables is not None and tables.boundary_state_offloads:
-            for request_id, states in tables.boundary_state_offloads.items():
-                entry = self._entries.get(request_id)
-                if entry is not None and self._writes and self._lookups.available:
-                    plan.stores += self._stores.states(entry.request, entry.tracked, states)
+        if tables is not None and self._writes and self._lookups.available:
+            self._collect(plan, scheduled, tables)
+        return plan
+
+    def _collect(self, plan: StepPlan, scheduled: Mapping[str, int], tables: HostTables) -> None:
+        """Put the chunks into the plan that are whole after this step. Most requests have none: the loop is short for them."""
+        entries, stores = self._entries, self._stores
+        for request_id, states in (tables.boundary_state_offloads or {}).items():
+            entry = entries.get(request_id)
+            if entry is not None:
+                plan.stores += stores.states(entry.request, entry.tracked, states)
         for request_id, tokens in scheduled.items():
-            entry = self._entries.get(request_id)
+            entry = entries.get(request_id)
             if entry is None:
                 continue
-            request = entry.request
-            certain = min(request.num_computed_tokens + tokens, request.num_tokens)
-            if certain < entry.tracked.next_store_tokens or not self._lookups.available:
+            request, tracked = entry.request, entry.tracked
+            certain = request.num_computed_tokens + tokens
+            if certain < tracked.next_store_tokens:
                 continue
-            blocks = None if tables is None else tables.get_block_ids(request_id)
+            certain = min(certain, request.num_tokens)
+            if certain < tracked.next_store_tokens:
+                continue
+            if stores.full:
+                # Nobody's next chunk has room, so there is nothing to look for.
+                self._stats.add("stores_put_off")
+                return
+            blocks = tables.get_block_ids(request_id)
             if blocks is not None:
-                plan.stores += self._stores.collect(request, entry.tracked, blocks, certain)
-        return plan
+                plan.stores += stores.collect(request, tracked, blocks, certain)
 
     def report(self, report: WorkerReport) -> None:
         """Take what the workers told."""
@@ -341,8 +278,7 @@ class SchedulerSide:
         if entry is None:
             return
         tracked = entry.tracked
-        if entry.asked is not None:
-            self._lookups.forget(entry.asked)
+        self._offers.end(entry)
         tracked.step(Event.FINISH)
         if tracked.state is State.LEAVING:
             self._leaving[request.request_id] = tracked
@@ -357,12 +293,9 @@ class SchedulerSide:
     def renew(self, fingerprint: bytes) -> None:
         """Find nothing any more that was stored until now: the model has changed, say."""
         self._fingerprint = fingerprint
-        self._lookups.renew(fingerprint)
+        self._offers.renew(fingerprint, self._entries.values())
         self._stores.renew()
         for entry in self._entries.values():
-            self._forget_other(entry, (-1, -1))
-            if entry.tracked.state is State.OFFERED:
-                entry.tracked.step(Event.DECLINE)
             self._from_the_start(entry.tracked)
 
     @property

@@ -63,6 +63,9 @@ class Stores:
         self._known: Recent[tuple[bytes, int, bytes]] = Recent(RECENT_ENTRIES_MAX, RECENT_LIFETIME_NS)
         self._by_id = {group.group_id: (number, group) for number, group in enumerate(geometry.groups)}
         self.backlog_bytes = 0
+        self._chunk_bytes = sum(
+            group.object_bytes for group in geometry.groups if group.kind is not Kind.STATE
+        )
 
     def bind(self, pool: HostPool) -> None:
         """Take the engine's pool of blocks."""
@@ -72,6 +75,11 @@ class Stores:
     def pending(self) -> bool:
         """Whether a job is under way, or waits for the next step."""
         return bool(self._held)
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another chunk."""
+        return self.backlog_bytes + self._chunk_bytes > self._backlog_bytes_max
 
     def collect(
         self, request: HostRequest, tracked: Tracked, tables: Sequence[Sequence[int]], certain_tokens: int
@@ -111,7 +119,7 @@ class Stores:
         self, request: HostRequest, tracked: Tracked, tables: Sequence[Sequence[int]], certain_tokens: int
     ) -> None:
         """Collect what is left of a request that has ended; it is sent with the next step."""
-        if len(self._finished) < FINISHED_JOBS_MAX:
+        if not self.full and len(self._finished) < FINISHED_JOBS_MAX:
             self._finished += self.collect(request, tracked, tables, certain_tokens)
         left = certain_tokens // self._geometry.chunk_tokens - tracked.stored_chunks
         if left > 0:
