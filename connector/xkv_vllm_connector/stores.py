@@ -93,8 +93,15 @@ class Stores:
             certain_tokens: Tokens whose cache is there when this step is done, and that no verification can take back.
         """
         geometry = self._geometry
+        # The shortest of what is certain, what has a hash and what has blocks; the rest is for a later step.
         end = min(
-            certain_tokens // geometry.chunk_tokens, len(request.block_hashes) // geometry.hashes_per_chunk
+            certain_tokens // geometry.chunk_tokens,
+            len(request.block_hashes) // geometry.hashes_per_chunk,
+            *(
+                len(tables[group.group_id]) // group.blocks_per_chunk
+                for group in geometry.groups
+                if group.kind is not Kind.STATE
+            ),
         )
         parts: list[Part] = []
         room_bytes = self._backlog_bytes_max - self.backlog_bytes
