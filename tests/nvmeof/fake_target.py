@@ -7,10 +7,12 @@ command first and may answer with any bytes, with nothing at all, or by closing 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from tests.ports import held_port
 from xkv_nvmeof import digest
 from xkv_nvmeof.command import CompletionEntry, ConnectCommand, ConnectData, SubmissionEntry
 from xkv_nvmeof.framing import DataEnd, FrameReader, controller_limits
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 NQN = "nqn.2026-01.org.example:fake"
 BLOCK = 512
+HANG_S = 60.0
+"""Nothing takes that long; it only keeps a hang from hanging the tests."""
 SERIAL = "FAKE0001"
 
 
@@ -96,12 +100,13 @@ class FakeTarget:
         self.connections: list[FakeConnection] = []
         self.changed = asyncio.Event()
         self.port = 0
+        self._held = contextlib.ExitStack()
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: FakeConnection(self), "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._held.enter_context(held_port())
+        self._server = await loop.create_server(lambda: FakeConnection(self), "127.0.0.1", self.port)
         return self
 
     async def __aexit__(
@@ -112,6 +117,7 @@ class FakeTarget:
             connection.drop()
         if self._server is not None:
             await self._server.wait_closed()
+        self._held.close()
 
     def stop_listening(self) -> None:
         if self._server is not None:
@@ -121,7 +127,7 @@ class FakeTarget:
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()

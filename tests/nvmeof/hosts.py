@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from xkv_nvmeof.initiator import InitiatorOptions, TargetAddress, TcpInitiator
 
-from .fake_target import NQN, FakeConnection, FakeTarget, Script
+from .fake_target import HANG_S, NQN, FakeConnection, FakeTarget, Script
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from xkv_nvmeof.blockdev import DeviceState
     from xkv_nvmeof.command import SubmissionEntry
@@ -45,13 +45,23 @@ async def connected(
             await device.aclose()
 
 
+def at_once(call: Coroutine[Any, Any, object]) -> object:
+    """Return what the call returns, or raises, without a single turn of the loop."""
+    try:
+        call.send(None)
+    except StopIteration as ended:
+        return ended.value
+    call.close()
+    raise AssertionError("the call waits for something")
+
+
 def pattern(size: int, seed: int = 1) -> bytes:
     return bytes((index * 7 + index // 251 + seed) & 0xFF for index in range(size))
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
     """Let the loop turn until `condition` holds, for what gives no sign of its own."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not condition():  # noqa: ASYNC110 - see above
             await asyncio.sleep(0)
 
@@ -75,7 +85,7 @@ class States:
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Self
+
+from tests.ports import held_port
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -16,6 +19,7 @@ class Relay:
 
     def __init__(self, target_port: int) -> None:
         self.port = 0
+        self._held = contextlib.ExitStack()
         self._target_port = target_port
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -25,8 +29,8 @@ class Relay:
         self.passed_bytes = 0
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._held.enter_context(held_port())
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port)
         return self
 
     async def __aexit__(
@@ -36,6 +40,7 @@ class Relay:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._held.close()
 
     @property
     def connections(self) -> int:

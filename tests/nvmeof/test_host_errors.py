@@ -18,8 +18,8 @@ from xkv_nvmeof.pdu import C2HTermReq, FatalStatus, encode
 from xkv_nvmeof.spec import IoOpcode
 
 from .broken import BAD_READS, BAD_WRITES, Answer, changed
-from .fake_target import FakeConnection, FakeTarget, Script
-from .hosts import connect, connected, pattern
+from .fake_target import HANG_S, FakeConnection, FakeTarget, Script
+from .hosts import at_once, connect, connected, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def once(
 async def back_online(device: TcpInitiator) -> None:
     online = asyncio.Event()
     device.add_state_listener(lambda state, _reason: online.set() if state is DeviceState.ONLINE else None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while device.state is not DeviceState.ONLINE:
             online.clear()
             await online.wait()
@@ -59,12 +59,13 @@ async def back_online(device: TcpInitiator) -> None:
 async def test_a_broken_answer_to_a_read_fails_it_and_drops_the_connection(
     answer: Answer, status: FatalStatus, place: int
 ) -> None:
-    async with connected(Script(on_command=once(IoOpcode.READ, answer)), io_queues=1) as (target, device):
+    patient = {"io_queues": 1, "command_timeout_ms": 600_000}
+    async with connected(Script(on_command=once(IoOpcode.READ, answer)), **patient) as (target, device):
         target.store[:] = pattern(len(target.store))
         started_ns = time.monotonic_ns()
         with pytest.raises(OutcomeUnknown) as caught:
-            await device.read_into(0, [memoryview(bytearray(SIZE))])
-        assert time.monotonic_ns() - started_ns < 1_000_000_000
+            async with asyncio.timeout(HANG_S):
+                await device.read_into(0, [memoryview(bytearray(SIZE))])
         assert caught.value.settles_at_ns > started_ns + 10_000_000_000
         await target.until(lambda: bool(target.seen.term_requests))
         told = target.seen.term_requests[0]
@@ -252,7 +253,5 @@ async def test_a_reset_in_the_middle_of_a_read_is_an_unknown_outcome() -> None:
         with pytest.raises(OutcomeUnknown):
             await device.read_into(0, [memoryview(bytearray(SIZE))])
         target.stop_listening()
-        started = time.perf_counter()
         with pytest.raises(DeviceOffline):
-            await device.read_into(0, [memoryview(bytearray(SIZE))])
-        assert time.perf_counter() - started < 0.05
+            at_once(device.read_into(0, [memoryview(bytearray(SIZE))]))

@@ -12,7 +12,7 @@ from xkv_nvmeof.blockdev import DeviceOffline, DeviceState
 from xkv_nvmeof.initiator import InitiatorOptions, TargetAddress
 from xkv_nvmeof.spec import AdminOpcode, IoOpcode, Register
 
-from .fake_target import BLOCK, FakeConnection, Script
+from .fake_target import BLOCK, HANG_S, FakeConnection, Script
 from .hosts import HOST_ID, HOST_NQN, connected, eventually, pattern, swallow
 
 if TYPE_CHECKING:
@@ -133,8 +133,11 @@ async def test_closing_does_not_wait_for_a_silent_controller() -> None:
         )
         return [] if conn.qid == 0 and shutdown else None
 
-    async with connected(Script(on_command=silent), close_timeout_ms=50) as (_target, device):
-        async with asyncio.timeout(5):
+    async with connected(Script(on_command=silent), close_timeout_ms=50, command_timeout_ms=600_000) as (
+        _target,
+        device,
+    ):
+        async with asyncio.timeout(HANG_S):
             await device.aclose()
         assert device.state is DeviceState.OFFLINE
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.ports import held_port
 from xkv_nvmeof.blockdev import DeviceOffline, DeviceState, OutcomeUnknown
 from xkv_nvmeof.initiator import TargetAddress, TcpInitiator
 from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectRefused, NamespaceUnusable
 from xkv_nvmeof.spec import AdminOpcode, FabricsType, IoOpcode, Status
 
-from .fake_target import BLOCK, FakeConnection, FakeTarget, Script
-from .hosts import States, connect, connected, eventually, options, pattern, swallow
+from .fake_target import BLOCK, HANG_S, FakeConnection, FakeTarget, Script
+from .hosts import States, at_once, connect, connected, eventually, options, pattern, swallow
 
 if TYPE_CHECKING:
     from xkv_nvmeof.command import SubmissionEntry
@@ -36,17 +37,14 @@ def silent_connect(_conn: FakeConnection, entry: SubmissionEntry) -> list[bytes]
 )
 async def test_a_controller_that_falls_silent_while_connecting_is_given_up_in_time(script: Script) -> None:
     async with FakeTarget(script) as target:
-        started = time.monotonic()
-        with pytest.raises(ConnectFailed, match="no answer in time"):
-            await connect(target.port, connect_timeout_ms=200)
-        assert time.monotonic() - started < 5
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(ConnectFailed, match="no answer in time"):
+                await connect(target.port, connect_timeout_ms=200)
         await target.until(lambda: not target.connections)
 
 
 async def test_nobody_listening_is_said_with_the_address() -> None:
-    async with FakeTarget() as target:
-        port = target.port
-    with pytest.raises(ConnectFailed, match=f"127.0.0.1:{port} .*TCP connect"):
+    with held_port() as port, pytest.raises(ConnectFailed, match=f"127.0.0.1:{port} .*TCP connect"):
         await connect(port)
 
 
@@ -86,9 +84,9 @@ async def test_a_swallowed_write_ends_the_association_at_its_deadline() -> None:
     async with connected(script, io_queues=1, command_timeout_ms=200) as (target, device):
         states = States(device)
         started_ns = time.monotonic_ns()
-        with pytest.raises(OutcomeUnknown) as caught:
-            await device.write_from(0, [memoryview(pattern(BLOCK))])
-        assert time.monotonic_ns() - started_ns < 5_000_000_000
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(OutcomeUnknown) as caught:
+                await device.write_from(0, [memoryview(pattern(BLOCK))])
         assert caught.value.settles_at_ns >= started_ns + 11_000_000_000
         assert device.settles_at_ns == caught.value.settles_at_ns
         await states.until(lambda: device.state is DeviceState.OFFLINE)
@@ -117,7 +115,7 @@ async def test_unanswered_keep_alives_end_the_association() -> None:
 
 
 async def test_keep_alive_goes_on_while_the_data_path_is_saturated() -> None:
-    async with connected(keep_alive_ms=300) as (target, device):
+    async with connected(keep_alive_ms=2_000) as (target, device):
 
         def beats() -> int:
             return sum(
@@ -126,10 +124,10 @@ async def test_keep_alive_goes_on_while_the_data_path_is_saturated() -> None:
 
         async def load() -> None:
             buffer = [memoryview(bytearray(128 * 1024))]
-            while beats() < 4:
+            while beats() < 3:
                 await device.read_into(0, buffer)
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             await asyncio.gather(*(load() for _ in range(16)))
         assert device.counters.reconnects == 0
 
@@ -165,10 +163,8 @@ async def test_while_offline_every_call_is_refused_at_once_and_the_log_stays_cal
             device.write_from(0, [memoryview(bytearray(BLOCK))]),
             device.flush(),
         ):
-            started = time.perf_counter()
             with pytest.raises(DeviceOffline):
-                await call
-            assert time.perf_counter() - started < 0.05
+                at_once(call)
         await eventually(lambda: "TCP connect" in device.reason)
         assert len(caplog.records) < 5
 

@@ -12,7 +12,7 @@ import uvloop
 from zmq.utils.garbage import gc as zero_copy
 
 from tests.rpc.harness import HANG_S, LEASE, DictService, serving, wait_until
-from tests.rpc.test_client import FakeGateway, unused_endpoint
+from tests.rpc.test_client import LASTING, PATIENT, QUICK, FakeGateway, unused_endpoint
 from xkv_rpc.client import AsyncClient
 from xkv_rpc.errors import (
     BadReplyError,
@@ -33,11 +33,6 @@ from xkv_rpc.session import BreakerState, ClientOptions
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
-
-PATIENT = ClientOptions(timeout_ms=20_000, connect_timeout_ms=20_000)
-QUICK = ClientOptions(
-    timeout_ms=300, connect_timeout_ms=300, probe_timeout_ms=5000, backoff_min_ms=10, backoff_max_ms=20
-)
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -106,9 +101,13 @@ def test_replies_that_overtake_each_other_find_their_calls(run: Any) -> None:
 
 def test_a_gateway_that_is_not_there_opens_the_circuit(run: Any) -> None:
     async def work() -> None:
-        async with AsyncClient(unused_endpoint(), QUICK) as client:
+        with unused_endpoint() as endpoint:
+            await refuses(endpoint)
+
+    async def refuses(endpoint: str) -> None:
+        async with AsyncClient(endpoint, LASTING) as client:
             with pytest.raises(GatewayUnreachableError):
-                await client.ping()
+                await client.ping(timeout_ms=300)
             with pytest.raises(CircuitOpenError):
                 await client.ping()
 
@@ -118,8 +117,12 @@ def test_a_gateway_that_is_not_there_opens_the_circuit(run: Any) -> None:
 def test_a_late_reply_is_dropped_and_the_connection_serves_on(run: Any) -> None:
     async def work(gateway: FakeGateway) -> None:
         async with AsyncClient(gateway.endpoint, PATIENT) as client:
+            greeting = asyncio.ensure_future(client.ping())  # so that the next call has a connection
+            first_peer, first = await asyncio.to_thread(gateway.take)
+            gateway.answer(first_peer, id=first["id"])
+            await greeting
             with pytest.raises(CallTimeoutError):
-                await client.delete("", b"", [b"k"], timeout_ms=500)
+                await client.delete("", b"", [b"k"], timeout_ms=300)
             peer, late = await asyncio.to_thread(gateway.take)
             client._breaker.succeeded()
             call = asyncio.ensure_future(client.delete("", b"", [b"k"]))
@@ -218,7 +221,7 @@ def test_calls_beyond_the_bound_wait_no_longer_than_their_deadline(run: Any) -> 
 
 def test_a_reply_that_is_none_voids_the_connection(run: Any) -> None:
     async def work(gateway: FakeGateway) -> None:
-        async with AsyncClient(gateway.endpoint, PATIENT) as client:
+        async with AsyncClient(gateway.endpoint, LASTING) as client:
             calls = [asyncio.ensure_future(client.ping()) for _ in range(2)]
             peer, _ = await asyncio.to_thread(gateway.take)
             gateway.socket.send_multipart([peer, b"nonsense"])

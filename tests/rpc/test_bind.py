@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.ports import held_port
 from tests.rpc.harness import DictService, RawClient, serving
 from tests.rpc.test_codec import packed
 from xkv_rpc.errors import (
@@ -79,17 +80,16 @@ async def test_a_tcp_port_that_is_taken_is_named() -> None:
 
 
 async def test_a_partial_bind_leaves_nothing_bound(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     path = tmp_path / "control.sock"
     blocker = tmp_path / "blocker"
     blocker.write_text("mine")
-    await refused(f"tcp://127.0.0.1:{port}", f"ipc://{path}", f"ipc://{blocker}")
-    assert not path.exists()
-    with socket.socket() as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind(("127.0.0.1", port))
+    with held_port() as port:
+        await refused(f"tcp://127.0.0.1:{port}", f"ipc://{path}", f"ipc://{blocker}")
+        assert not path.exists()
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(("127.0.0.1", port))
+            again.listen()
 
 
 @pytest.mark.parametrize(

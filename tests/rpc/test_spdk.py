@@ -184,7 +184,7 @@ async def test_a_peer_that_trickles_is_held_to_the_deadline_by_the_clock(
     begin = time.monotonic()
     with pytest.raises(SpdkTimeoutError):
         await client.call("any", timeout_ms=300)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15, "the peer goes on for twenty seconds"
 
 
 async def test_no_target_a_stale_socket_and_a_dead_one_are_told_apart_from_a_refusal(tmp_path: Path) -> None:
@@ -269,8 +269,10 @@ async def test_a_long_answer_is_parsed_without_holding_the_loop_or_much_memory(
         gaps.append(loop.time() - last)
         last = loop.time()
     assert len(call.result()) == 7000
-    # A machine that is busy with other tests may add to it; one parse in one go takes longer than this.
-    assert sorted(gaps)[-2] < 0.25
+    began = loop.time()
+    json.loads(answer)
+    # A machine that is busy with other tests adds to both.
+    assert sorted(gaps)[-2] < loop.time() - began, "no longer than one parse in one go takes"
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < 10 * len(answer)
 
 

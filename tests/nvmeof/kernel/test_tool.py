@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from xkv_nvmeof.kernel.tool import OUTPUT_BYTES_MAX, NvmeTool, ToolMissing, Tool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HANG_S = 30.0
+HANG_S = 60.0
 
 
 @pytest.fixture
@@ -64,20 +63,17 @@ async def test_at_its_deadline_it_is_killed_with_all_that_it_started(
     tool: Callable[[str], NvmeTool], tmp_path: Path
 ) -> None:
     pids = tmp_path / "pids"
-    script = f"""
-child = subprocess.Popen([sys.executable, "-IS", "-c", "import time; time.sleep(120)"])
-open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
-time.sleep(120)"""
-    running = tool(script)
-    gaps: list[float] = []
-    beating = asyncio.create_task(beat(gaps))
-    began = time.monotonic()
-    with pytest.raises(ToolStuck, match="did not end within"):
-        await running.run(("connect",), 1.5)
-    assert time.monotonic() - began < HANG_S
+    program = tmp_path / "nvme"
+    # A shell: it has begun long before the deadline, however slow the machine is.
+    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > {pids}\nwait\n")
+    program.chmod(0o755)
+    beats = [0]
+    beating = asyncio.create_task(beat(beats))
+    async with asyncio.timeout(HANG_S):
+        with pytest.raises(ToolStuck, match="did not end within"):
+            await NvmeTool(str(program)).run(("connect",), 2)
     beating.cancel()
-    # The loop went on all the time; a machine that is busy makes single gaps, never one as long as the wait.
-    assert max(gaps) < 1.0
+    assert beats[0] > 20, "the loop went on all the time"
     for pid in map(int, pids.read_text().split()):
         await gone(pid)
     # Nothing is left of it: the next run is not refused.
@@ -118,13 +114,10 @@ async def test_a_caller_that_gives_up_leaves_no_process_behind(
     await gone(int(pid.read_text()))
 
 
-async def beat(gaps: list[float]) -> None:
-    last = time.monotonic()
+async def beat(beats: list[int]) -> None:
     while True:
         await asyncio.sleep(0.005)
-        now = time.monotonic()
-        gaps.append(now - last)
-        last = now
+        beats[0] += 1
 
 
 async def gone(pid: int) -> None:
