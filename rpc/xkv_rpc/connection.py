@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xkv_rpc.calls import Buffer
     from xkv_rpc.listener import Listener
     from xkv_rpc.messages import PeerId
-    from xkv_rpc.zmtp_peer import PeerStream
+    from xkv_rpc.zmtp_peer import PeerMessage, PeerStream
 
 MESSAGES_PER_TURN: Final = 64
 """Messages of one peer that are handled before everything else gets its turn."""
@@ -56,6 +56,9 @@ class Connection:
         self._deaf = False
         self._closed = False
         self._reading = False
+        self._stopped = False
+        self._rest = b""
+        """What came and was not parsed yet."""
         self._looking = False
         self._writing = False
         self._queue: deque[Buffer] = deque()
@@ -74,6 +77,16 @@ class Connection:
         """Whether something waits for the peer to take it."""
         return bool(self._queue)
 
+    @property
+    def handing_on(self) -> bool:
+        """Whether something has come that was not handed on yet."""
+        return not self._closed and bool(self._rest or self._core.messages)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of a message that has not come whole."""
+        return self._core.held_bytes
+
     def start(self) -> None:
         """Greet, and read from now on."""
         self._resume()
@@ -82,12 +95,16 @@ class Connection:
     # --- in
 
     def _resume(self) -> None:
-        if not self._reading and not self._closed:
+        if not self._reading and not self._closed and not self._stopped:
             self._reading = True
             self._loop.add_reader(self._sock, self._readable)
 
-    def stop_reading(self) -> None:
-        """Read nothing more."""
+    def stop(self) -> None:
+        """Read nothing more; what has come is still handed on."""
+        self._stopped = True
+        self._pause()
+
+    def _pause(self) -> None:
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._sock)
@@ -104,7 +121,9 @@ class Connection:
                 scratch = self._listener.scratch
                 received = self._sock.recv_into(scratch)
                 if received:
-                    core.receive(scratch[:received])
+                    taken = core.receive(scratch[:received])
+                    if taken < received:
+                        self._rest = bytes(scratch[taken:received])
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, PeerFault):
@@ -113,6 +132,23 @@ class Connection:
         if not received:
             self.close()
             return
+        self._parsed()
+
+    def _parse_rest(self) -> None:
+        """Parse more of what came, in a turn of its own."""
+        if self._closed:
+            return
+        rest = self._rest
+        try:
+            self._rest = rest[self._core.receive(memoryview(rest)) :]
+        except PeerFault:
+            self.close()
+            return
+        self._parsed()
+
+    def _parsed(self) -> None:
+        """Do what follows of the bytes that were parsed."""
+        core = self._core
         if core.out:
             self._send_own()
         if not self.open and not self._shaken_hands():
@@ -120,15 +156,24 @@ class Connection:
         if core.messages and not self._deaf:
             self._hand_on()
         else:
+            core.messages.clear()
+            self._go_on()
             self._look_again()
+
+    def _go_on(self) -> None:
+        """Parse what is left of what came; then read again."""
+        if self._rest:
+            self._pause()
+            self._loop.call_soon(self._parse_rest)
+        else:
+            self._resume()
 
     def _look_again(self) -> None:
         """Read once more in the next turn, where no reply will find out that the peer is gone.
 
         A connection that was reset is reported once by uvloop, and not again, whatever is still to be read of it.
         """
-        self._core.messages.clear()
-        if not self._looking:
+        if self._reading and not self._looking:
             self._looking = True
             self._loop.call_soon(self._read_on)
 
@@ -160,17 +205,21 @@ class Connection:
             messages.clear()
         on_message = self._listener.on_message
         if len(messages) == 1:
-            on_message(Received(self.peer, *messages.pop(), self._user))
+            on_message(self._received(messages.pop()))
         else:
             some = messages[:MESSAGES_PER_TURN]
             del messages[:MESSAGES_PER_TURN]
             for message in some:
-                on_message(Received(self.peer, *message, self._user))
+                on_message(self._received(message))
         if messages:
-            self.stop_reading()
+            self._pause()
             self._loop.call_soon(self._hand_on)
-        elif not self._reading:
-            self._resume()
+        else:
+            self._go_on()
+
+    def _received(self, message: PeerMessage) -> Received:
+        header, payloads, lengths, kept = message
+        return Received(self.peer, header, payloads, lengths, self._user, kept)
 
     # --- out
 
@@ -259,7 +308,7 @@ class Connection:
             return
         self._closed = True
         self.open = False
-        self.stop_reading()
+        self._pause()
         if self._writing:
             self._writing = False
             self._loop.remove_writer(self._sock)
@@ -276,4 +325,6 @@ class Connection:
             tracker.done = True
         self._tails.clear()
         self._core.messages.clear()
+        self._core.forget()
+        self._rest = b""
         self._listener.gone(self)

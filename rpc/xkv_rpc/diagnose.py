@@ -69,6 +69,11 @@ def explain(header: bytes, keys_max: int, header_bytes_max: int) -> RequestRefus
     return _Walk(header[:header_bytes_max], keys_max, whole=len(header) <= header_bytes_max).run()
 
 
+def id_of(header: bytes) -> int | None:
+    """Return the id of a request that is not decoded; None where it cannot be read."""
+    return explain(header, 0, len(header)).request_id
+
+
 class _Walk:
     """One pass over a header, field by field; every array element is read on its own, and must be a scalar."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from xkv_rpc.listener import PEER_PREFIX, Listener, serves
 from xkv_rpc.transport import FRAME_SLACK_BYTES, Router
-from xkv_rpc.zmtp_peer import PeerBounds
+from xkv_rpc.zmtp_peer import PeerBounds, Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,14 +21,18 @@ class Endpoints:
     """Binds, sends, and closes; `judge` is asked about each handshake, None: whoever reaches an endpoint is served."""
 
     def __init__(
-        self, limits: Limits, on_message: Callable[[Received], None], judge: Callable[[Knock], Visit] | None
+        self,
+        limits: Limits,
+        partial_bytes_max: int,
+        on_message: Callable[[Received], None],
+        judge: Callable[[Knock], Visit] | None,
     ) -> None:
         self._payload_bytes_max = max(limits.object_bytes, limits.inline_bytes)
         self._payloads_max = limits.keys
         self._judge = judge
         most_bytes = self._payload_bytes_max + FRAME_SLACK_BYTES
         bounds = PeerBounds(most_bytes, most_bytes, limits.keys)
-        self._listener = Listener(bounds, on_message, judge)
+        self._listener = Listener(bounds, Room(partial_bytes_max), on_message, judge)
         self.router: Router | None = None
         """The socket for endpoints with keys, where there is one; to be drained by hand."""
 
@@ -64,6 +68,10 @@ class Endpoints:
             return self._listener.send(peer, header, payloads)
         assert self.router is not None
         return self.router.send(peer, header, payloads)
+
+    async def stop(self) -> None:
+        """Neither accept nor read any more without keys; return once all that has come there was handed on."""
+        await self._listener.stop()
 
     async def aclose(self, linger_ms: int) -> None:
         """Close; what was sent may still leave until then, and with keys until `terminate`, for at most `linger_ms`."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from xkv_rpc.connection import Sent
     from xkv_rpc.doors import Door, Visit
     from xkv_rpc.transport import Received
-    from xkv_rpc.zmtp_peer import PeerBounds
+    from xkv_rpc.zmtp_peer import PeerBounds, Room
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ PEER_PREFIX: Final = b"n"
 CONNECTIONS_MAX: Final = 16_384
 """Further peers are let go at once."""
 ACCEPTS_PER_TURN: Final = 64
+STALL_S: Final = 30.0
+"""Who sends nothing for so long, or twice that, in the middle of a message is let go."""
 ACCEPT_PAUSE_S: Final = 0.1
 """The pause in accepting when there is no descriptor left."""
 SCRATCH_BYTES: Final = 64 << 10
@@ -59,7 +61,8 @@ class Listener:
     """Listens, accepts, and owns the connections. From the loop that runs when it is made; no call blocks.
 
     Args:
-        bounds: what is kept of one message.
+        bounds: what is kept of one message ...
+        room: ... and of all that have not come whole.
         on_message: gets each message.
         judge: asked about each connection; None: everybody is let in.
     """
@@ -67,6 +70,7 @@ class Listener:
     def __init__(
         self,
         bounds: PeerBounds,
+        room: Room,
         on_message: Callable[[Received], None],
         judge: Callable[[Knock], Visit] | None,
     ) -> None:
@@ -74,6 +78,7 @@ class Listener:
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         """Where connections receive, one after the other."""
         self._bounds = bounds
+        self._room = room
         self._judge = judge
         self._loop = asyncio.get_running_loop()
         self._numbers = count(1)
@@ -84,6 +89,7 @@ class Listener:
         self._handshakes: dict[PeerId, asyncio.TimerHandle] = {}
         """When each connection that is not open has to be; with it nothing refers to a closed one any more."""
         self._timers: set[asyncio.TimerHandle] = set()
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
 
     # --- endpoints
@@ -110,6 +116,15 @@ class Listener:
         """Accept from now on."""
         for sock, door in self._sockets:
             self._loop.add_reader(sock, self._accept, sock, door)
+        self._look_for_stalled({})
+
+    def _look_for_stalled(self, before: dict[PeerId, int]) -> None:
+        """End connections that are in the middle of a message, and of which nothing has come since the last look."""
+        held = {peer: one.held_bytes for peer, one in self._connections.items() if one.held_bytes}
+        for peer in held.keys() & before.keys():
+            if held[peer] == before[peer]:
+                self._connections[peer].close()
+        self._stall_timer = self._loop.call_later(STALL_S, self._look_for_stalled, held)
 
     def _accept(self, sock: socket.socket, door: Door) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -151,7 +166,9 @@ class Listener:
             visit = self._judge(Knock(door.admits.value, address, "NULL", ""))
             user, admitted = visit.user, visit.admitted
         peer = PeerId(PEER_PREFIX + next(self._numbers).to_bytes(8, "big"))
-        connection = Connection(self, sock, peer, user, PeerStream(self._bounds, admitted=admitted))
+        connection = Connection(
+            self, sock, peer, user, PeerStream(self._bounds, self._room, admitted=admitted)
+        )
         self._connections[peer] = connection
         self._handshakes[peer] = self._later(HANDSHAKE_MS / 1000, connection.give_up)
         connection.start()
@@ -198,23 +215,27 @@ class Listener:
 
     # --- the end
 
-    def stop(self) -> None:
-        """Neither accept nor read any more."""
+    async def stop(self) -> None:
+        """Neither accept nor read any more; return once all that has come was handed on."""
         for sock, _ in self._sockets:
             self._loop.remove_reader(sock)
             sock.close()
         self._sockets = []
         for timer in self._timers:
             timer.cancel()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
         for path, inode in self._paths:
             unlink_if_same(path, inode)
         self._paths = []
         for connection in list(self._connections.values()):
-            connection.stop_reading()
+            connection.stop()
+        while any(connection.handing_on for connection in self._connections.values()):  # noqa: ASYNC110 - turn by turn
+            await asyncio.sleep(0)
 
     async def aclose(self, linger_ms: int) -> None:
         """Let the connections send what they hold, for at most so long, and close them."""
-        self.stop()
+        await self.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(linger_ms / 1000):
                 while any(connection.sending for connection in self._connections.values()):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from xkv_rpc.calls import Buffer, Call, Handler
 from xkv_rpc.codec import RequestDecoder
-from xkv_rpc.diagnose import RequestRefusedError
+from xkv_rpc.diagnose import RequestRefusedError, id_of
 from xkv_rpc.doors import EVERYTHING, Admits, Door
 from xkv_rpc.endpoints import Endpoints
 from xkv_rpc.errors import ErrorCode, RpcError
@@ -99,7 +99,12 @@ class Server:
         self._decoder = RequestDecoder(limits)
         self._encoder = ReplyEncoder()
         self._ledger = Ledger(bounds or ServerBounds())
-        self._endpoints = Endpoints(limits, self._take_now, None if doorkeeper is None else self._judge)
+        self._endpoints = Endpoints(
+            limits,
+            self._ledger.bounds.partial_bytes_max,
+            self._take_now,
+            None if doorkeeper is None else self._judge,
+        )
         self._doorkeeper = doorkeeper
         self._judging = threading.Lock()
         self._has_keys = False
@@ -185,6 +190,7 @@ class Server:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_ms / 1000):
                 await self._idle.wait()
+                await self._endpoints.stop()
         self._closed = True
         if self._router is not None:
             self._loop.remove_reader(self._router.fileno())
@@ -236,6 +242,9 @@ class Server:
 
     def _take(self, message: Received, now_ns: int) -> None:
         peer = message.peer
+        if not message.kept:
+            self._refuse(peer, id_of(message.header), self._busy())
+            return
         try:
             request_id, request = self._decoder.decode(message.header, message.lengths)
         except RequestRefusedError as refused:

@@ -29,6 +29,8 @@ class ServerBounds:
     """Unanswered requests of all peers."""
     payload_bytes_max: int = 512 << 20
     """Inline payload bytes of unanswered requests, all peers."""
+    partial_bytes_max: int = 512 << 20
+    """Bytes of messages that have not come whole, all peers without keys."""
     peer_reply_bytes_busy: int = 64 << 20
     """Reply bytes that a peer has not taken yet: from here on its new requests are `busy`."""
     peer_reply_bytes_max: int = 256 << 20

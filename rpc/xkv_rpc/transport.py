@@ -112,6 +112,8 @@ class Received:
     lengths: list[int]
     user: str
     """Who was let in, as the doorkeeper said; empty: there are no keys on this socket."""
+    kept: bool = True
+    """False: there was no room for it while it came, and only its header is left, or not even that."""
 
 
 def make_context() -> ZmqContext:

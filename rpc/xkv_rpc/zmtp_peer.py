@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 FRAMES_MAX: Final = 1 << 16
 """Frames of one message; beyond them its sender is let go."""
+FRAMES_PER_CALL: Final = 1024
+"""Frames looked at in one call; the rest of the bytes is for the next one, so that tiny frames hold nobody up."""
+FRAME_BYTES: Final = 256
+"""What keeping a frame costs beside its own bytes."""
+SMALL_HEADER_BYTES_MAX: Final = 64 << 10
+"""A header up to this size needs no room, and stays when its message is let go: for the id."""
 DIRECT_FROM_BYTES: Final = 16 << 10
 """The rest of a body from this size on is received straight to where it stays."""
 IDENTITY_BYTES_MAX: Final = 255
@@ -64,6 +70,8 @@ class PeerMessage(NamedTuple):
     header: bytes
     payloads: list[memoryview]
     lengths: list[int]
+    kept: bool = True
+    """False: there was no room for it while it came. All of it was let go, a large header too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +84,21 @@ class PeerBounds:
     payloads_max: int
 
 
+class Room:
+    """What the messages of all connections may take together before they have come whole."""
+
+    __slots__ = ("left_bytes",)
+
+    def __init__(self, bytes_max: int) -> None:
+        self.left_bytes = bytes_max
+
+
 class PeerStream:
     """See the module. With `admitted` False the peer is told so in the handshake, and nothing it sends is kept."""
 
-    def __init__(self, bounds: PeerBounds, *, admitted: bool = True) -> None:
+    def __init__(self, bounds: PeerBounds, room: Room, *, admitted: bool = True) -> None:
         self._bounds = bounds
+        self._room = room
         self._admitted = admitted
         self.state = PeerState.GREETING
         self.identity = b""
@@ -100,6 +118,9 @@ class PeerStream:
         self._skipping = False
         self._frames = 0
         self._kept_bytes = 0
+        self._kept = True
+        self.held_bytes = 0
+        """What of the room the message takes that has begun."""
         self._header = b""
         self._payloads: list[memoryview] = []
         self._lengths: list[int] = []
@@ -115,26 +136,42 @@ class PeerStream:
         """Tell that `count` bytes were received to where `direct` said."""
         assert self._body is not None
         self._body_bytes += count
-        if self._body_bytes == len(self._body):
+        whole = self._body_bytes == len(self._body)
+        self._hold(count)
+        if whole:
             self._end_body()
 
-    def receive(self, chunk: memoryview) -> None:
-        """Take the next bytes of the connection. `chunk` may be reused afterwards.
+    def receive(self, chunk: memoryview) -> int:
+        """Take the next bytes of the connection; return how many: what is left belongs into the next call.
+
+        `chunk` may be reused afterwards.
 
         Raises:
             PeerFault: End the connection.
         """
         at, end = 0, len(chunk)
+        frames = 0
         if self.state is PeerState.GREETING:
             at = self._greet(chunk)
         try:
-            while at < end and self.state is not PeerState.OVER:
+            while at < end:
+                if self.state is PeerState.OVER:
+                    return end
                 if self._body is None and not self._skipping:
+                    if frames == FRAMES_PER_CALL:
+                        break
+                    frames += 1
                     at = self._next_head(chunk, at, end)
                 else:
                     at = self._next_body(chunk, at, end)
         except BadReplyError as error:
             raise PeerFault(str(error)) from None
+        return at
+
+    def forget(self) -> None:
+        """Give back what the message takes that has begun: the connection has ended."""
+        self._room.left_bytes += self.held_bytes
+        self.held_bytes = 0
 
     def _step(self, event: PeerEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
@@ -184,6 +221,7 @@ class PeerStream:
                 if head.flags & zmtp.COMMAND:
                     self._take(body)
                 elif self._frames or head.flags & zmtp.MORE:
+                    self._hold(head.body_bytes)
                     self._note(body, head.body_bytes)
                 else:
                     # The usual message: a header alone.
@@ -224,10 +262,13 @@ class PeerStream:
             raise PeerFault("a message before the handshake")
         if head.body_bytes > bounds.frame_bytes_max or self._frames >= FRAMES_MAX:
             raise PeerFault("a message beyond all bounds")
-        return self._frames > 0 and (
-            len(self._payloads) < len(self._lengths)
-            or len(self._payloads) >= bounds.payloads_max
-            or self._kept_bytes + head.body_bytes > bounds.message_bytes_max
+        return not self._kept or (
+            self._frames > 0
+            and (
+                len(self._payloads) < len(self._lengths)
+                or len(self._payloads) >= bounds.payloads_max
+                or self._kept_bytes + head.body_bytes > bounds.message_bytes_max
+            )
         )
 
     def _next_body(self, chunk: memoryview, at: int, end: int) -> int:
@@ -243,9 +284,31 @@ class PeerStream:
         taken = min(len(body) - start, end - at)
         body[start : start + taken] = chunk[at : at + taken]
         self._body_bytes = start + taken
+        self._hold(taken)
         if self._body_bytes == len(body):
             self._end_body()
         return at + taken
+
+    def _hold(self, count: int) -> None:
+        """Take room for bytes of a message that came; where there is none, let go of all of it."""
+        if self._flags & zmtp.COMMAND or not self._kept:
+            return
+        if not self._frames and (count if self._body is None else len(self._body)) <= SMALL_HEADER_BYTES_MAX:
+            return
+        count += FRAME_BYTES
+        if count <= self._room.left_bytes:
+            self._room.left_bytes -= count
+            self.held_bytes += count
+            return
+        self.forget()
+        self._kept = False
+        self._payloads, self._lengths = [], []
+        if len(self._header) > SMALL_HEADER_BYTES_MAX:
+            self._header = b""
+        if self._body is not None:
+            self._skipping = True
+            self._skip_bytes = len(self._body) - self._body_bytes
+            self._body = None
 
     def _end_body(self) -> None:
         if self._skipping:
@@ -271,9 +334,10 @@ class PeerStream:
 
     def _note(self, body: bytes | memoryview | None, kept_bytes: int) -> None:
         """Add a frame to the message; None: one that was not kept."""
+        if not self._kept:
+            body = None
         if self._frames == 0:
-            assert body is not None
-            self._header = bytes(body)
+            self._header = b"" if body is None else bytes(body)
         elif body is not None:
             self._payloads.append(memoryview(body))
             self._lengths.append(kept_bytes)
@@ -283,6 +347,8 @@ class PeerStream:
         self._frames += 1
         self._kept_bytes += kept_bytes
         if not self._flags & zmtp.MORE:
-            self.messages.append(PeerMessage(self._header, self._payloads, self._lengths))
+            self.messages.append(PeerMessage(self._header, self._payloads, self._lengths, self._kept))
             self._header, self._payloads, self._lengths = b"", [], []
             self._frames = self._kept_bytes = 0
+            self._kept = True
+            self.forget()

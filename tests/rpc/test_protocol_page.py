@@ -122,6 +122,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
         str(bounds.peer_requests_max),
         str(bounds.total_requests_max),
         f"{bounds.payload_bytes_max // mib} MiB",
+        f"{bounds.partial_bytes_max // mib} MiB",
         f"{bounds.peer_reply_bytes_busy // mib} MiB",
         f"{bounds.peer_reply_bytes_max // mib} MiB",
     ]

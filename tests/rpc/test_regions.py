@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import select
 import socket
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 import pytest_asyncio
+import uvloop
 
 from tests.rpc.harness import DictService
 from tests.rpc.test_codec import HOSTILE
@@ -200,6 +202,26 @@ async def test_a_second_message_ends_the_region(server: RegionServer) -> None:
         server.find(region.token)
     assert (caught.value.code, caught.value.field) == (ErrorCode.UNKNOWN_REGION, "region")
     region.close()
+
+
+def test_a_client_that_ends_with_its_answer_unread_is_noticed(tmp_path: Path) -> None:
+    """Its socket says that by an error, of which uvloop tells once."""
+
+    async def play() -> None:
+        server = RegionServer(str(tmp_path / "r.sock"), entropy=os.urandom)
+        await server.start()
+        for said in (msgpack.packb(ATTACH), msgpack.packb({**ATTACH, "bytes": 0})):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+                client.connect(server.path)
+                descriptor = memfd()
+                socket.send_fds(client, [said], [descriptor])
+                os.close(descriptor)
+                await until(lambda: bool(select.select([client], [], [], 0)[0]))
+            await until(lambda: not server._clients)
+            assert len(server) == server.mapped_bytes == 0
+        await server.aclose()
+
+    uvloop.run(play())
 
 
 async def test_both_sides_see_the_same_bytes_and_only_within_the_region(server: RegionServer) -> None:

@@ -12,6 +12,7 @@ from xkv_rpc import zmtp
 from xkv_rpc.zmtp_peer import (
     DIRECT_FROM_BYTES,
     FRAMES_MAX,
+    FRAMES_PER_CALL,
     TRANSITIONS,
     PeerBounds,
     PeerEvent,
@@ -19,6 +20,7 @@ from xkv_rpc.zmtp_peer import (
     PeerMessage,
     PeerState,
     PeerStream,
+    Room,
 )
 
 BOUNDS = PeerBounds(frame_bytes_max=1 << 17, message_bytes_max=1 << 18, payloads_max=4)
@@ -30,9 +32,11 @@ def frames(*bodies: bytes) -> bytes:
     return b"".join(zmtp.frame_head(len(body), more=at < last) + body for at, body in enumerate(bodies))
 
 
-def heard(stream: bytes, cuts: Random | None = None, *, admitted: bool = True) -> PeerStream:
+def heard(
+    stream: bytes, cuts: Random | None = None, *, admitted: bool = True, room: Room | None = None
+) -> PeerStream:
     """Feed a stream whole, or cut anywhere, with the large bodies received straight to their place."""
-    peer = PeerStream(BOUNDS, admitted=admitted)
+    peer = PeerStream(BOUNDS, room or Room(1 << 30), admitted=admitted)
     rest = memoryview(stream)
     while rest:
         place = peer.direct()
@@ -42,7 +46,7 @@ def heard(stream: bytes, cuts: Random | None = None, *, admitted: bool = True) -
             peer.direct_received(taken)
         else:
             taken = min(len(rest), cuts.choice([1, 2, 9, 70, 4096]) if cuts else len(rest))
-            peer.receive(rest[:taken])
+            taken = peer.receive(rest[:taken])
         rest = rest[taken:]
     return peer
 
@@ -145,11 +149,55 @@ def test_of_too_many_or_too_large_payloads_nothing_is_kept_but_that_there_were_s
 
 
 def test_a_message_of_a_million_frames_costs_its_sender_the_connection_early() -> None:
-    peer = heard(HELLO)
-    peer.receive(memoryview(b"\x01\x00" * FRAMES_MAX))
+    peer = heard(HELLO + b"\x01\x00" * FRAMES_MAX)
     with pytest.raises(PeerFault):
         peer.receive(memoryview(b"\x01\x00"))
     assert peer.messages == []
+
+
+def test_tiny_frames_are_taken_some_at_a_time() -> None:
+    peer = heard(HELLO)
+    assert peer.receive(memoryview(b"\x00\x00" * 30_000)) == 2 * FRAMES_PER_CALL
+    assert len(peer.messages) == FRAMES_PER_CALL
+    assert peer.receive(memoryview(b"\x01\x00" * 30_000)) == 2 * FRAMES_PER_CALL
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(0, 1 << 30))
+def test_what_all_messages_hold_before_they_are_whole_is_bounded_and_given_back(seed: int) -> None:
+    dice = Random(seed)
+    room = Room(60_000)
+    peers = [heard(HELLO, room=room) for _ in range(6)]
+    sizes = [[dice.choice([9, 300, 20_000]) for _ in range(3)] for _ in peers]
+    streams = [memoryview(frames(b"head", *map(bytes, some)) * 2) for some in sizes]
+    while any(streams):
+        at = dice.choice([at for at, stream in enumerate(streams) if stream])
+        chunk = streams[at][: dice.randrange(1, 30_000)]
+        place = peers[at].direct()
+        if place is None:
+            taken = peers[at].receive(chunk)
+        else:
+            taken = min(len(place), len(chunk))
+            place[:taken] = chunk[:taken]
+            peers[at].direct_received(taken)
+        streams[at] = streams[at][taken:]
+        assert room.left_bytes == 60_000 - sum(peer.held_bytes for peer in peers) >= 0
+    assert room.left_bytes == 60_000
+    for peer in peers:
+        assert [message.header for message in peer.messages] == [b"head", b"head"]
+        for message in peer.messages:
+            assert len(message.payloads) == (3 if message.kept else 0)
+
+
+def test_a_large_header_for_which_there_is_no_room_is_let_go_and_what_follows_is_heard() -> None:
+    room = Room(1000)
+    peer = heard(HELLO + frames(b"h" * 99_000, b"x") + frames(b"small", b"y"), Random(1), room=room)
+    told_of = [(message.header, message.kept, len(message.payloads)) for message in peer.messages]
+    assert told_of == [(b"", False, 0), (b"small", True, 1)]
+    peer.receive(memoryview(frames(b"begun", b"z" * 400)[:50]))
+    assert peer.held_bytes
+    peer.forget()
+    assert room.left_bytes == 1000
 
 
 def test_every_state_that_is_not_over_leads_on() -> None:
