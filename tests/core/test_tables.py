@@ -165,6 +165,39 @@ def test_the_allocator_gives_each_unit_to_one_object_and_gets_all_back(
         assert sorted(units) == np.flatnonzero(allocator.taken()).tolist()
 
 
+@pytest.mark.parametrize("sizes", [[1] * 16, [3, 0, 5, 8]])
+def test_batches_that_do_not_fit_where_the_last_one_ended_lie_in_one_piece_where_there_is_room_enough(
+    sizes: list[int],
+) -> None:
+    allocator = Allocator(2 * CHUNK_AU)
+    allocator.allocate(np.array([2 * CHUNK_AU], np.int64))
+    # As after evictions that took turns: many gaps too small for the batch, and larger ones further on.
+    small, large = np.arange(0, 1000, 10, dtype=np.int64), np.arange(1000, 2 * CHUNK_AU, 40, dtype=np.int64)
+    allocator.release(small, np.full_like(small, 7))
+    allocator.release(large[:-2], np.full_like(large[:-2], 20))
+    for _ in range(50):
+        got = allocator.allocate(np.array(sizes, np.int64))
+        runs = [
+            (start, count)
+            for start, count in zip(got.starts.tolist(), got.counts.tolist(), strict=True)
+            if count
+        ]
+        assert not got.others
+        assert [start for start, _ in runs[1:]] == [start + count for start, count in runs[:-1]]
+        allocator.check()
+
+
+def test_a_batch_takes_the_gaps_that_there_are_where_room_is_short() -> None:
+    allocator = Allocator(CHUNK_AU)
+    allocator.allocate(np.array([CHUNK_AU], np.int64))
+    gaps = np.array([5, 900, 2000, 4000], np.int64)
+    allocator.release(gaps, np.array([3, 4, 1, 8], np.int64))
+    got = allocator.allocate(np.ones(16, np.int64))
+    assert sorted(got.starts.tolist()) == [5, 6, 7, 900, 901, 902, 903, 2000, *range(4000, 4008)]
+    assert allocator.free_au == 0
+    allocator.check()
+
+
 def test_a_large_object_in_a_fragmented_area_takes_the_longest_runs_or_is_refused() -> None:
     allocator = Allocator(CHUNK_AU)
     allocator.allocate(np.array([CHUNK_AU], np.int64))

@@ -2,7 +2,8 @@
 
 One byte a unit says whether it is free, and one counter a chunk of 4096 units how many are, so that a search skips
 what is full without looking at it (10 million units: 2,442 counters). Batches of equal sizes are placed together: the
-free runs of a window are found with a few vector operations and cut into pieces. A cursor goes round (next fit), so
+free runs of a window are found with a few vector operations and cut into pieces; where there is room enough, one run
+for all of the batch is looked for first, because what lies together travels together. A cursor goes round (next fit), so
 that what was just freed is not reused at once and a scan does not begin with the same full chunks each time. An object
 that no run within the search bound holds is split over fragments, and when that takes more than
 `EXTENTS_MAX`, the longest runs of the whole area are tried.
@@ -11,6 +12,7 @@ that no run within the search bound holds is split over fragments, and when that
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 CHUNK_AU: Final = 4096
 WINDOW_CHUNKS: Final = 4
 """Chunks looked at together."""
+TOGETHER_WINDOWS: Final = 2
+"""Windows searched for one run that holds a whole batch."""
+SPARE: Final = 16
+"""... while so many times as much is free: where room is short there is hardly such a run."""
 SEARCH_WINDOWS: Final = 8
 """Windows searched for whole runs before an object is split over fragments."""
 EXTENTS_MAX: Final = 64
@@ -80,7 +86,10 @@ class Allocator:
         result = Allocation(np.zeros(len(units), np.int64), np.zeros(len(units), np.int64))
         if self._take_next(units, total, result):
             return result
-        for size in np.unique(units).tolist():
+        if self.free_au >= SPARE * total and self._take_together(units, total, result):
+            return result
+        sizes = units[:1] if np.count_nonzero(units == units[0]) == len(units) else np.unique(units)
+        for size in sizes.tolist():
             if size:
                 self._place_equal(np.flatnonzero(units == size), size, result)
         return result
@@ -153,23 +162,31 @@ class Allocator:
         result.starts[units == 0] = 0
         return True
 
+    def _take_together(self, units: I64, total: int, result: Allocation) -> bool:
+        """The next best: the whole batch fits into a run a little further on, and stays one transfer."""
+        for begin, end in islice(self._windows(total), TOGETHER_WINDOWS):
+            starts, counts = runs_of(self._free[begin:end])
+            fitting = np.flatnonzero(counts >= total)
+            if len(fitting):
+                self._cursor = begin + int(starts[fitting[0]])
+                return self._take_next(units, total, result)
+        return False
+
     def _windows(self, least: int) -> Iterator[tuple[int, int]]:
         """Ranges of units that may hold runs of `least` units, from the cursor once round the area."""
         candidates = np.flatnonzero(
             self._chunk_free >= min(least, CHUNK_AU) if least > 1 else self._chunk_free
         )
-        if not len(candidates):
-            return
+        count = len(candidates)
         at = int(np.searchsorted(candidates, self._cursor // CHUNK_AU))
-        order = np.roll(candidates, -at).tolist()
-        i = 0
-        while i < len(order):
-            first = order[i]
+        turned = at + count
+        while at < turned:
+            first = candidates.item(at % count)
             last = first + 1
-            i += 1
-            while i < len(order) and order[i] == last and last - first < WINDOW_CHUNKS:
+            at += 1
+            while at < turned and last - first < WINDOW_CHUNKS and candidates.item(at % count) == last:
                 last += 1
-                i += 1
+                at += 1
             yield first * CHUNK_AU, min(last * CHUNK_AU, self.capacity_au)
 
     def _place_equal(self, which: I64, size: int, result: Allocation) -> None:
