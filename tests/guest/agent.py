@@ -75,7 +75,7 @@ def put(path: str, data: str, mode: int) -> dict[str, Any]:
 def fetch(url: str) -> dict[str, Any]:
     """GET a page of this guest; the status is 0 where nobody answers."""
     try:
-        with urllib.request.urlopen(url, timeout=20) as reply:
+        with urllib.request.urlopen(url, timeout=60) as reply:
             return {"status": reply.status, "body": _text(reply.read())}
     except urllib.error.HTTPError as error:
         return {"status": error.code, "body": _text(error.read())}

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.guest
 
 NQN = "nqn.2014-08.com.example:initiator"
-BACK_S = 30.0
+BACK_S = 120.0
+PATIENT = {"connect_timeout_ms": 60_000, "command_timeout_ms": 60_000}
+"""The guest is emulated, on a machine that may be busy."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "digests": {"header_digest": "required", "data_digest": "required"},
@@ -48,7 +50,7 @@ class TestLinux(BlockDeviceContract):
         params=[pytest.param(name, marks=pytest.mark.smoke if name == "plain" else ()) for name in OPTIONS]
     )
     async def device(self, request: pytest.FixtureRequest, target: Target) -> AsyncIterator[TcpInitiator]:
-        device = await connect(target.host_port, NQN, **OPTIONS[request.param])
+        device = await connect(target.host_port, NQN, **PATIENT, **OPTIONS[request.param])
         yield device
         await device.aclose()
 
@@ -68,7 +70,7 @@ class TestLinux(BlockDeviceContract):
 
 @pytest.mark.smoke
 async def test_the_target_of_linux_is_discovered(target: Target) -> None:
-    entries = await discover("127.0.0.1", target.host_port, options(), clock=time.monotonic_ns)
+    entries = await discover("127.0.0.1", target.host_port, options(**PATIENT), clock=time.monotonic_ns)
     assert NQN in {entry.subnqn for entry in entries}
 
 
@@ -77,14 +79,14 @@ async def test_a_host_that_is_not_allowed_is_told_so(target: Target) -> None:
     await asyncio.to_thread(target.guest.sh, f"echo 0 > {attribute}")
     try:
         with pytest.raises(ConnectRefused):
-            await connect(target.host_port, NQN)
+            await connect(target.host_port, NQN, **PATIENT)
     finally:
         await asyncio.to_thread(target.guest.sh, f"echo 1 > {attribute}")
 
 
 @pytest.mark.smoke
 async def test_a_target_that_goes_away_and_comes_back_is_used_again(target: Target) -> None:
-    device = await connect(target.host_port, NQN, keep_alive_ms=5_000)
+    device = await connect(target.host_port, NQN, **PATIENT, keep_alive_ms=5_000)
     try:
         states: asyncio.Queue[DeviceState] = asyncio.Queue()
         device.add_state_listener(lambda state, _reason: states.put_nowait(state))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 Models = Callable[[str], Path]
-BUILD_S = 300
+BUILD_S = 900
 
 
 @pytest.fixture(autouse=True)

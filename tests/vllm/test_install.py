@@ -17,7 +17,7 @@ from xkv_frontend.core.routes import RouteName
 
 IMPORT_MS_MAX: Final = 150
 ROUNDS: Final = 3
-DEADLINE_S: Final = 300
+DEADLINE_S: Final = 900
 
 VERSIONS: Final = """
 import importlib.metadata, json
