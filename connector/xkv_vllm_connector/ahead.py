@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from xkv_vllm_connector.lookups import Lookups
     from xkv_vllm_connector.metrics import Stats
 
-WINDOW: Final = 128
-"""Requests that are asked about ahead of the engine, in the order in which they came."""
+WINDOW: Final = 256
+"""Requests that are asked about ahead of the engine at most, in the order in which they came."""
+ENOUGH: Final = WINDOW // 2
+"""While more than these are asked about, a message can wait until it is worth more."""
 LIFETIME_NS: Final = 2_000_000_000
 """After this the card may have got what it had not: ask again."""
 
@@ -71,10 +73,10 @@ class Ahead:
 
     def advance(self) -> None:
         """Ask about the next requests, as many as the window has room for."""
-        room = WINDOW - len(self._asked)
-        if not self._waiting or room <= 0 or not self._lookups.available:
+        asked = len(self._asked)
+        if not self._waiting or asked > ENOUGH or not self._lookups.available:
             return
-        chosen = [request_id for request_id, _ in zip(self._waiting, range(room), strict=False)]
+        chosen = [request_id for request_id, _ in zip(self._waiting, range(WINDOW - asked), strict=False)]
         questions = [self._waiting.pop(request_id) for request_id in chosen]
         batch = _Batch(self._lookups.glance(questions), self._clock() + LIFETIME_NS)
         for place, request_id in enumerate(chosen):
