@@ -27,7 +27,7 @@ from xkv_gateway.daemon.notify import Notifier
 from xkv_gateway.daemon.ports import CLOSE_GRACE_MS, CLOSE_LINGER_MS, PortOpener, Ports
 from xkv_gateway.daemon.report import Reporter
 from xkv_gateway.daemon.stopping import StopRequest
-from xkv_gateway.daemon.upkeep import Reloader, keep_told
+from xkv_gateway.daemon.upkeep import Reloader, keep_told, sentence
 from xkv_gateway.errors import CardLostError, CardUnavailableError, ExitCode
 from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.service.admin import AdminServer, create_app, create_metrics_app
@@ -254,7 +254,9 @@ class Daemon:
                 parts.ports.gate.open(parts.service)
                 for admin in parts.admin:
                     await admin.answers()
-                on_serving(parts.reporter.status())
+                status = parts.reporter.status()
+                on_serving(status)
+                self._notifier.status(sentence(status))
                 self._reloader.ready()
             owned.cancel()
             await stopped
