@@ -33,6 +33,8 @@ AWAKE_NS: Final = 50_000
 """So long the loop stays awake for the next bytes of data that has begun to come."""
 _READS_PER_WAKEUP: Final = 16
 """So that a fast peer cannot keep the loop from its timers and its other sockets."""
+_LOOK_AGAIN_S: Final = 0.05
+"""uvloop tells of a reset once, and then no more of that socket: what was not read to its end is looked at again after that time."""
 
 
 class QueueLink:
@@ -59,6 +61,8 @@ class QueueLink:
         self._large = False
         """The last PDU did not fit into the scratch buffer: take only headers there, to copy less."""
         self._awake = False
+        self._looking = False
+        """A look at what may have been left in the socket is planned."""
         self._received_ns = 0
         self._flush_planned = False
         self._writing = False
@@ -139,14 +143,29 @@ class QueueLink:
             pass
         except OSError as error:
             core.fail(ConnectionLost(f"connection lost: {error.strerror}"))
+        else:
+            self._plan_look()
         self._deliver()
         if core.outbox and not self._flush_planned:
             self._flush()
         if core.data_pending:
-            self._received_ns = self._clock()
-            if not self._awake:
-                self._awake = True
-                self._loop.call_soon(self._stay_awake)
+            self._expect_data()
+
+    def _plan_look(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._loop.call_later(_LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looking = False
+        if not self._down:
+            self._readable()
+
+    def _expect_data(self) -> None:
+        self._received_ns = self._clock()
+        if not self._awake:
+            self._awake = True
+            self._loop.call_soon(self._stay_awake)
 
     def _stay_awake(self) -> None:
         """Keep the loop from sleeping while the rest of begun data is on its way: waking up takes longer than that."""

@@ -32,6 +32,8 @@ BEHIND_PAYLOAD_BYTES: Final = 4096
 """Received in the same call behind payload: the next headers. Little, so that little payload is copied."""
 MAX_RECEIVES: Final = 8
 """Calls of receive for each wake-up: then the other connections have their turn."""
+LOOK_AGAIN_S: Final = 0.05
+"""uvloop tells of a reset once, and then no more of that socket: what was not read to its end is looked at again after that time."""
 MAX_IOVECS: Final = 256
 PAUSE_BYTES: Final = 32 << 20
 """Nothing more is received from a host that leaves so much unread."""
@@ -166,6 +168,8 @@ class _Peer:
         self._writing = False
         self._closed = False
         self._shut = False
+        self._looking = False
+        """A look at what may have been left in the socket is planned."""
         self._linger: asyncio.TimerHandle | None = None
         server.loop.add_reader(sock.fileno(), self._on_readable)
 
@@ -196,8 +200,21 @@ class _Peer:
                 return
             connection.receive(received, now_ns)
             if count < asked:
+                self._plan_look()
                 break
+        else:
+            self._plan_look()
         server.pump()
+
+    def _plan_look(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._server.loop.call_later(LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looking = False
+        if self._reading and not self._closed:
+            self._on_readable()
 
     # ---- commands --------------------------------------------------------------------------------------------
 
