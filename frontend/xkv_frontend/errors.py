@@ -23,6 +23,8 @@ class ExitCode(IntEnum):
     """`verify`, `timing`: what was seen proves nothing either way."""
     INTERNAL = 70
     """A bug of ours: the log has the trace."""
+    OUTPUT = 74
+    """What was to be said could not be written to standard output."""
     FORCED = 75
     """`serve`: ended by force, by a second signal."""
 

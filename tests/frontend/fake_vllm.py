@@ -143,7 +143,7 @@ class FakeVllm:
         self.restarts += 1
         await self.start()
 
-    async def all_closed(self, seconds: float = 10.0) -> None:
+    async def all_closed(self, seconds: float = 60.0) -> None:
         async with asyncio.timeout(seconds), self.closed:
             await self.closed.wait_for(lambda: self.open_connections == 0)
 

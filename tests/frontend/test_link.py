@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.frontend.fake_vllm import CHUNKED_HEAD, LAST_CHUNK, chunk
+from tests.ports import held_port
 from xkv_frontend.link import UNREAD_BYTES_MAX, Fault, Link, UpstreamError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ async def serving(serve: Serve) -> AsyncIterator[int]:
             await asyncio.wait(open_tasks, timeout=10)
 
 
-async def ask(port: int, silence_s: float = 10) -> tuple[int, bytes]:
+async def ask(port: int, silence_s: float = 60) -> tuple[int, bytes]:
     async with Link(silence_s) as link:
         await link.open("127.0.0.1", port, None)
         status, _ = await link.ask(b"GET", b"/", HEADERS, [])
@@ -135,8 +136,8 @@ async def test_silence_has_an_end_and_nobody_listening_is_told_at_once() -> None
         with pytest.raises(UpstreamError) as caught:
             await ask(port, silence_s=0.05)
         assert caught.value.fault is Fault.SILENT
-    with pytest.raises(UpstreamError) as caught:
-        await ask(port)
+    with held_port() as nobody, pytest.raises(UpstreamError) as caught:
+        await ask(nobody)
     assert caught.value.fault is Fault.UNREACHABLE
 
 
@@ -154,7 +155,7 @@ async def test_what_nobody_takes_is_not_read_from_the_socket() -> None:
             sent += 65536
         done.set()
 
-    async with serving(serve) as port, Link(10) as link:
+    async with serving(serve) as port, Link(60) as link:
         await link.open("127.0.0.1", port, None)
         await link.ask(b"GET", b"/", HEADERS, [])
         seen = -1

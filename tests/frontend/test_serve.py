@@ -34,7 +34,7 @@ class Served:
     """What it has told its service manager."""
 
     async def ended(self) -> int:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             return await self.process.wait()
 
 
@@ -77,7 +77,7 @@ async def served(fake: FakeVllm, folder: Path, *more: str, drain: str = "20") ->
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             lines = [(await process.stdout.readline()).decode() for _ in range(3)]
         urls = [re.search(r"http://[\d.]+:\d+", line) for line in lines]
         assert urls[0] is not None
@@ -124,7 +124,7 @@ async def streaming(fake: FakeVllm, release: asyncio.Event) -> None:
 
 
 async def read_stream(url: str) -> bytes:
-    client = httpx.AsyncClient(trust_env=False, timeout=30)
+    client = httpx.AsyncClient(trust_env=False, timeout=DEADLINE_S)
     async with client, client.stream("POST", url + CHAT, json=HELLO, headers=auth(KEY_A)) as answer:
         return b"".join([piece async for piece in answer.aiter_raw()])
 

@@ -10,7 +10,7 @@ from tests.frontend.harness import KEY_A, KEY_A2, KEY_B, SALTER, Running, runnin
 from tests.frontend.test_verify import SECRET, SaltSwitchedOff, restarter
 from xkv_frontend.core.salt import Secret
 from xkv_frontend.core.sse import EVENT_BYTES_MAX, EventReader, StreamTooLargeError
-from xkv_frontend.core.stats import Arm, Conclusion, Estimate, Finding, Samples, conclude, estimate
+from xkv_frontend.core.stats import SHARES, Arm, Conclusion, Estimate, Finding, Samples, conclude, estimate
 from xkv_frontend.errors import UnreachableError
 from xkv_frontend.plot import draw
 from xkv_frontend.timing import TimingOptions, probes_in_all, study
@@ -22,18 +22,25 @@ if TYPE_CHECKING:
     from xkv_frontend.core.salt import Salter
 
 
+MORE = 60
+SCATTER_NS = 4_000_000
+
+
 async def run(
-    front: Running, fake: FakeVllm, seed: int = 1, command: str | None = None
+    front: Running, fake: FakeVllm, seed: int = 1, command: str | None = None, jitter_ns: int = 400_000
 ) -> dict[Arm, Samples]:
     """Run the study against the fake's own clock: its latency model decides, not this machine."""
     lots = random.Random(seed)
-    fake.jitter_ns = lambda: lots.randrange(400_000)
+    fake.jitter_ns = lambda: lots.randrange(jitter_ns)
     options = TimingOptions(
-        front.url, fake.url, KEY_A, KEY_B, KEY_A2, probes=12, lines=30, settle_s=0, restart_command=command
-    )
-    ticks: list[None] = []
-    samples = await study(options, lambda: fake.now_ns, lots.randbytes, lambda: ticks.append(None))
-    assert len(ticks) == probes_in_all(options)
+        front.url, fake.url, KEY_A, KEY_B, KEY_A2, probes=12, probes_max=MORE, lines=30, settle_s=0,
+        restart_command=command,
+    )  # fmt: skip
+    planned: list[int] = []
+    samples = await study(options, lambda: fake.now_ns, lots.randbytes, planned.append)
+    assert planned[0] == probes_in_all(options)
+    assert planned == sorted(planned)
+    assert planned[-1] == len(planned)
     return samples
 
 
@@ -62,6 +69,28 @@ async def test_without_salts_there_is_a_signal_and_with_them_there_is_none(
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+async def test_where_times_scatter_the_other_tenant_s_arms_go_on_until_there_is_a_statement(
+    front: Running, fake: FakeVllm
+) -> None:
+    async with restarter(fake) as command:
+        samples = await run(front, fake, command=command, jitter_ns=SCATTER_NS)
+    taken = {arm: len(of_arm.known_ms) for arm, of_arm in samples.items()}
+    assert 12 < taken[Arm.OTHER] < MORE
+    assert 12 < taken[Arm.OTHER_RESTARTED] < MORE
+    assert {taken[arm] for arm in SHARES} == {12}
+    assert judged(samples)[1] is Conclusion.HIDDEN
+
+
+async def test_they_end_at_the_bound_or_at_the_first_cached_token(
+    front: Running, fake: FakeVllm, tmp_path: Path
+) -> None:
+    samples = await run(front, fake, jitter_ns=100 * SCATTER_NS)
+    assert len(samples[Arm.OTHER].known_ms) == MORE
+    async with running_front(fake, tmp_path, salter=SaltSwitchedOff(Secret(SECRET), "prod")) as leaky:
+        samples = await run(leaky, fake, jitter_ns=100 * SCATTER_NS)
+    assert len(samples[Arm.OTHER].known_ms) == 12
+
+
 @pytest.mark.parametrize("build", [SaltSwitchedOff])
 async def test_with_the_salt_switched_off_others_can_tell(
     fake: FakeVllm, tmp_path: Path, build: type[Salter]
@@ -80,7 +109,7 @@ async def test_without_a_cache_the_study_says_that_it_sees_nothing(front: Runnin
 async def test_vllm_without_the_route_that_empties_its_cache_is_named(front: Running, fake: FakeVllm) -> None:
     options = TimingOptions(front.url, front.url, KEY_A, KEY_B, KEY_A2, probes=5, settle_s=0)
     with pytest.raises(UnreachableError):
-        await study(options, lambda: 0, random.Random(1).randbytes, lambda: None)
+        await study(options, lambda: 0, random.Random(1).randbytes, lambda _: None)
     assert SALTER is not None
 
 
@@ -101,7 +130,7 @@ async def test_a_cache_that_is_busy_is_emptied_before_anything_is_timed(
 def test_a_wide_interval_is_no_statement() -> None:
     noisy = [float(n % 7) * 100 for n in range(30)]
     clear = of([50.0 + n % 3 for n in range(30)], [500.0 + n % 3 for n in range(30)], 95)
-    found = conclude({Arm.UNSALTED: clear, Arm.OTHER: of(noisy, noisy)})
+    found = conclude({Arm.UNSALTED: clear, Arm.OTHER: of(noisy, noisy[::-1])})
     assert found.conclusion is Conclusion.INCONCLUSIVE
     assert clear.difference_ms == pytest.approx(450)
 

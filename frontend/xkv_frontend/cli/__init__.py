@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -12,14 +11,13 @@ import click
 
 from xkv_frontend import __version__
 from xkv_frontend.errors import ExitCode, FrontendError
+from xkv_frontend.process import end_at_once_on_signals, lost_output, open_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
 
-_STANDARD: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
-"""The standard streams in the order of their descriptors."""
 
 COMMANDS: Final = {
     "serve": "xkv_frontend.cli.serve",
@@ -59,7 +57,7 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (errors.ExitCode)."""
-    _open_standard_streams()
+    open_standard_streams()
     try:
         result = cli.main(args=argv, prog_name="xkv-frontend", standalone_mode=False)
     except FrontendError as error:
@@ -73,23 +71,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit:
         # click ends so where whoever read our output went away (`... | head`): not an error, and nobody to tell.
         return ExitCode.OK
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and (reason := lost_output()):
+            _complain(f"the output cannot be written: {reason}", "")
+            return ExitCode.OUTPUT
         log.exception("internal error")
         _complain("internal error, a bug; the trace is above", "")
         return ExitCode.INTERNAL
     return result if isinstance(result, int) else ExitCode.OK
 
 
-def _open_standard_streams() -> None:
-    """Put /dev/null where a standard descriptor is closed: else a socket or a file of ours would get its number."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) < len(_STANDARD):
-        os.set_inheritable(descriptor, True)
-        name, mode = _STANDARD[descriptor]
-        setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
-    os.close(descriptor)
-
-
 def _complain(message: str, advice: str) -> None:
-    click.echo(f"xkv-frontend: {message}", err=True)
-    if advice:
-        click.echo(f"  {advice}", err=True)
+    with contextlib.suppress(OSError):  # nobody can be told: the exit code still says it
+        click.echo(f"xkv-frontend: {message}", err=True)
+        if advice:
+            click.echo(f"  {advice}", err=True)

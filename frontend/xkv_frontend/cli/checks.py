@@ -20,7 +20,7 @@ from xkv_frontend.core.verdict import EXPECTED, Observation, Verdict, judge
 from xkv_frontend.errors import ConfigError, ExitCode
 from xkv_frontend.plot import check_plotting, draw
 from xkv_frontend.probing import RESTART_S_DEFAULT
-from xkv_frontend.timing import PROBES_DEFAULT, TimingOptions, probes_in_all, study
+from xkv_frontend.timing import PROBES_DEFAULT, PROBES_MAX_DEFAULT, TimingOptions, probes_in_all, study
 from xkv_frontend.verify import LINES_DEFAULT, VerifyOptions, observe
 
 if TYPE_CHECKING:
@@ -156,6 +156,13 @@ def _text(count: int | None) -> str:
     help="A pair of times for each arm.",
 )
 @click.option(
+    "--probes-max",
+    default=PROBES_MAX_DEFAULT,
+    show_default=True,
+    type=click.IntRange(5, 100_000),
+    help="For another tenant's arms, which go on while times scatter too much for a statement.",
+)
+@click.option(
     "--lines", default=300, show_default=True, type=click.IntRange(10, 1_000_000), help="Length of a prompt."
 )
 @click.option("--settle-seconds", default=0.5, show_default=True, type=click.FloatRange(0, 3600),
@@ -176,6 +183,7 @@ def timing(**given: Any) -> ExitCode:
         given["key_a2"],
         given["model"],
         given["probes"],
+        given["probes_max"],
         given["lines"],
         given["settle_seconds"],
         given["restart_command"],
@@ -183,7 +191,9 @@ def timing(**given: Any) -> ExitCode:
     )
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("probes", total=probes_in_all(options))
-        samples = asyncio.run(study(options, monotonic_ns, entropy, lambda: progress.advance(bar)))
+        samples = asyncio.run(
+            study(options, monotonic_ns, entropy, lambda total: progress.update(bar, advance=1, total=total))
+        )
     random = np.random.default_rng()
     estimates = {arm: estimate(of_arm, random) for arm, of_arm in samples.items()}
     report = conclude(estimates)

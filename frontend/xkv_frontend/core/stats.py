@@ -65,22 +65,29 @@ class Estimate:
     """Whether any probe of the victim's prompt found a cached token."""
 
     @property
+    def narrow(self) -> bool:
+        """Whether the interval is narrow enough to say that there is no difference."""
+        return self.high_ms - self.low_ms <= NARROW_SHARE * self.fresh_ms
+
+    @property
     def finding(self) -> Finding:
         """What the 95 % interval shows."""
         if self.low_ms > 0 or self.high_ms < 0:
             return Finding.SIGNAL
-        if self.high_ms - self.low_ms <= NARROW_SHARE * self.fresh_ms:
-            return Finding.NO_SIGNAL
-        return Finding.UNCLEAR
+        return Finding.NO_SIGNAL if self.narrow else Finding.UNCLEAR
 
 
 def estimate(samples: Samples, random: np.random.Generator) -> Estimate:
-    """Return the difference of medians with its bootstrap interval."""
+    """Return the difference of medians with its bootstrap interval.
+
+    Pairs are drawn, since the two times of a probe were taken one behind the other: what slows the machine for a while
+    slows both.
+    """
     known, fresh = np.asarray(samples.known_ms), np.asarray(samples.fresh_ms)
-    drawn_known = np.median(random.choice(known, (RESAMPLES, known.size)), axis=1)
-    drawn_fresh = np.median(random.choice(fresh, (RESAMPLES, fresh.size)), axis=1)
+    drawn = random.integers(known.size, size=(RESAMPLES, known.size))
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(drawn_fresh - drawn_known, [tail, 1 - tail])
+    differences = np.median(fresh[drawn], axis=1) - np.median(known[drawn], axis=1)
+    low, high = np.quantile(differences, [tail, 1 - tail])
     counts = zip(samples.known_cached, samples.prompt_tokens, strict=True)
     shares = [cached / tokens if cached is not None and tokens else None for cached, tokens in counts]
     told = [share for share in shares if share is not None]
