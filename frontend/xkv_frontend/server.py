@@ -32,7 +32,11 @@ BACKLOG: Final = 1024
 CONNECTIONS_MAX_DEFAULT: Final = 8192
 KEEP_ALIVE_S: Final = 30
 DRAIN_S_DEFAULT: Final = 20.0
+LAST_S: Final = 1
+"""What runs after the draining time is called off so much later."""
 CLEAN_UP_S: Final = 2.0
+LOOK_S: Final = 0.02
+"""Between two looks at whether all streams have ended."""
 METRICS_CONNECTIONS_MAX: Final = 64
 
 
@@ -91,9 +95,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def make_server(
-    app: ASGIApp, *, connections_max: int, drain_s: float, protocol: type[asyncio.Protocol]
-) -> _Server:
+def make_server(app: ASGIApp, *, connections_max: int, protocol: type[asyncio.Protocol]) -> _Server:
     """Return a server for an application."""
     config = uvicorn.Config(
         app,
@@ -107,7 +109,7 @@ def make_server(
         server_header=False,
         limit_concurrency=connections_max,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(drain_s)),
+        timeout_graceful_shutdown=LAST_S,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         backlog=BACKLOG,
     )
@@ -133,52 +135,75 @@ class Service:
     drain_s: float = DRAIN_S_DEFAULT
 
     async def run(self, on_serving: Callable[[], None]) -> ExitCode:
-        """Serve until SIGTERM or SIGINT; streams that run get `drain_s` to end, a second signal ends them at once."""
-        server = make_server(
-            self.front, connections_max=self.connections_max, drain_s=self.drain_s, protocol=FrontProtocol
-        )
+        """Serve until SIGTERM or SIGINT; streams that run get `drain_s` to end, a second signal ends them at once.
+
+        Until they have ended, who comes is still answered: that this one is shutting down.
+        """
+        server = make_server(self.front, connections_max=self.connections_max, protocol=FrontProtocol)
         servers = [(server, self.listeners.front)]
         if self.listeners.metrics is not None:
             scrape = make_server(
                 metrics_app(self.metrics, self.front),
                 connections_max=METRICS_CONNECTIONS_MAX,
-                drain_s=1,
                 protocol=FrontProtocol,
             )
             servers.append((scrape, self.listeners.metrics))
-        forced = asyncio.Event()
-        self._on_signals(server, forced)
-        helpers = [asyncio.create_task(refresh_for_ever(self.front)), asyncio.create_task(keep_alive())]
+        stopping, forced = asyncio.Event(), asyncio.Event()
+        helpers = [
+            asyncio.create_task(refresh_for_ever(self.front)),
+            asyncio.create_task(keep_alive()),
+            asyncio.create_task(self._drain(server, stopping)),
+        ]
         tasks = [asyncio.create_task(one.serve(sockets=[listener])) for one, listener in servers]
-        try:
-            await _started([one for one, _ in servers], tasks)
-            notify(READY)
-            on_serving()
-            await tasks[0]
-        finally:
-            for one, listener in servers:
-                one.should_exit = True
-                listener.close()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await _end_connections(server)
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+        with self._signals(server, stopping, forced):
+            try:
+                await _started([one for one, _ in servers], tasks)
+                notify(READY)
+                on_serving()
+                await tasks[0]
+            finally:
+                for one, listener in servers:
+                    one.should_exit = True
+                    listener.close()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await _end_connections(server)
+                for helper in helpers:
+                    helper.cancel()
+                await asyncio.gather(*helpers, return_exceptions=True)
         return ExitCode.FORCED if forced.is_set() else ExitCode.OK
 
-    def _on_signals(self, server: _Server, forced: asyncio.Event) -> None:
+    @contextlib.contextmanager
+    def _signals(self, server: _Server, stopping: asyncio.Event, forced: asyncio.Event) -> Iterator[None]:
+        """Listen to the signals inside the block."""
+
         def stop() -> None:
             if self.front.draining:
                 forced.set()
-                server.force_exit = True
+                server.force_exit = server.should_exit = True
                 return
             self.front.draining = True
-            server.should_exit = True
             notify(STOPPING)
+            stopping.set()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+        for number, _ in before:
             loop.add_signal_handler(number, stop)
+        try:
+            yield
+        finally:
+            for number, handler in before:
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+    async def _drain(self, server: _Server, stopping: asyncio.Event) -> None:
+        """Once the end has begun, wait for the streams that run; then let the server end."""
+        await stopping.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.drain_s):
+                while self.front.running:  # noqa: ASYNC110 - requests end where nobody looks
+                    await asyncio.sleep(LOOK_S)
+        server.should_exit = True
 
 
 async def _end_connections(server: _Server) -> None:

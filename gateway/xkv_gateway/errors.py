@@ -40,6 +40,8 @@ class ExitCode(IntEnum):
     """`target`: the target cannot be reached, or what was asked of it failed; applying again goes on from there."""
     INTERNAL = 70
     """A bug of ours: the log has the trace."""
+    OUTPUT = 74
+    """What was to be said could not be written to standard output."""
     FORCED = 75
     """`serve`: a second signal, or the stop deadline, ended it before it was done."""
 
@@ -93,6 +95,16 @@ class CardUnavailableError(GatewayError):
     """The card cannot be reached or used."""
 
     exit_code = ExitCode.CARD
+
+
+class CardAwayError(CardUnavailableError):
+    """Nobody answers where the card should be: that may be another thing in a moment."""
+
+
+class NotServingError(GatewayError):
+    """A gateway answers, and says that it does not serve yet."""
+
+    exit_code = ExitCode.DEGRADED
 
 
 class CardLostError(GatewayError):

@@ -127,7 +127,7 @@ async def running_front(
     listener = bind("127.0.0.1", 0, "--port")
     port = listener.getsockname()[1]
     # The protocol without uvicorn's own loop around it, which starts and ends in tenths of a second.
-    server = make_server(front, connections_max=4096, drain_s=1, protocol=protocol)
+    server = make_server(front, connections_max=4096, protocol=protocol)
     server.config.load()
     state = server.server_state
     accepting = await asyncio.get_running_loop().create_server(

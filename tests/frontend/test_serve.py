@@ -132,11 +132,18 @@ async def read_stream(url: str) -> bytes:
 async def test_streams_that_run_are_finished_before_it_ends(fake: FakeVllm, tmp_path: Path) -> None:
     release = asyncio.Event()
     await streaming(fake, release)
-    async with served(fake, tmp_path) as program:
+    async with (
+        served(fake, tmp_path) as program,
+        httpx.AsyncClient(trust_env=False, timeout=DEADLINE_S) as client,
+    ):
         streams = [asyncio.create_task(read_stream(program.front)) for _ in range(50)]
         await until(lambda: len(fake.requests) == 50)
         program.process.send_signal(signal.SIGTERM)
         await told(program, "STOPPING=1")
+        refused = await client.post(program.front + CHAT, json=HELLO, headers=auth(KEY_A))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert refused.headers["connection"] == "close"
+        assert (await client.get(program.front + "/healthz")).json() == {"status": "draining"}
         release.set()
         assert all(one.endswith(b"[DONE]\n\n") for one in await asyncio.gather(*streams))
         assert await program.ended() == ExitCode.OK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -57,6 +58,8 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (errors.ExitCode)."""
+    if argv is None and sys.argv[1:2] == ["serve"]:
+        end_at_once_on_signals()
     open_standard_streams()
     try:
         result = cli.main(args=argv, prog_name="xkv-frontend", standalone_mode=False)
@@ -64,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(str(error), error.advice)
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.FORCED

@@ -5,8 +5,8 @@ Commands raise `GatewayError`; only `main` turns errors into a line on standard 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -15,14 +15,13 @@ import click
 
 from xkv_gateway import __version__
 from xkv_gateway.errors import ExitCode, GatewayError
+from xkv_gateway.process import end_at_once_on_signals, lost_output, open_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
 
-_STANDARD: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
-"""The standard streams in the order of their descriptors."""
 
 COMMANDS: Final = {
     "serve": "xkv_gateway.cli.serve",
@@ -69,37 +68,35 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (errors.ExitCode)."""
-    _open_standard_streams()
+    if argv is None and sys.argv[1:2] == ["serve"]:
+        end_at_once_on_signals()
+    open_standard_streams()
     try:
         result = cli.main(args=argv, prog_name="xkv-gateway", standalone_mode=False)
     except GatewayError as error:
         _complain(str(error), error.advice)
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.FORCED
     except SystemExit:
         # click ends so where whoever read our output went away (`... | head`): not an error, and nobody to tell.
         return ExitCode.OK
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and (reason := lost_output()):
+            _complain(f"the output cannot be written: {reason}", "")
+            return ExitCode.OUTPUT
         log.exception("internal error")
         _complain("internal error, a bug; the trace is above", "")
         return ExitCode.INTERNAL
     return result if isinstance(result, int) else ExitCode.OK
 
 
-def _open_standard_streams() -> None:
-    """Put /dev/null where a standard descriptor is closed: else a socket or a file of ours would get its number."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) < len(_STANDARD):
-        os.set_inheritable(descriptor, True)
-        name, mode = _STANDARD[descriptor]
-        setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
-    os.close(descriptor)
-
-
 def _complain(message: str, advice: str) -> None:
-    click.echo(f"xkv-gateway: {message}", err=True)
-    if advice:
-        click.echo(f"  {advice}", err=True)
+    with contextlib.suppress(OSError):  # nobody can be told: the exit code still says it
+        click.echo(f"xkv-gateway: {message}", err=True)
+        if advice:
+            click.echo(f"  {advice}", err=True)

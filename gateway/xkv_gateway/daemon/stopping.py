@@ -39,13 +39,15 @@ class StopRequest:
     def signals(self) -> Iterator[None]:
         """Listen to the signals inside the block."""
         loop = asyncio.get_running_loop()
+        before = [(number, signal.getsignal(number)) for number in SIGNALS]
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number, handler in before:
                 loop.remove_signal_handler(number)
+                signal.signal(number, handler)
             if self._timer is not None:
                 self._timer.cancel()
 

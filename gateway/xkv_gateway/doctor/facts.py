@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import shutil
 import socket
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from xkv_gateway.process import open_files_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -120,7 +121,7 @@ async def gather(questions: Questions, *, root: Path = Path("/"), wall_s: float)
         kernel=kernel,
         uid=os.getuid(),
         admin=_admin(root),
-        open_files_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        open_files_max=open_files_allowed(),
         memory_bytes=memory.get("MemTotal"),
         memory_available_bytes=memory.get("MemAvailable"),
         huge_pages=_huge_pages(memory),
