@@ -102,6 +102,10 @@ class Kit:
             raise ChannelError("the time is over", unavailable=True)
         return left_ms
 
+    def late(self, order: Order[Any], limit_ms: int) -> bool:
+        """Whether the time of a job is over."""
+        return self.clock() - order.ordered_ns >= limit_ms * _NS_PER_MS
+
 
 def load(kit: Kit, channel: Channel, order: Order[LoadJob], limit_ms: int) -> None:
     """Bring all objects of a job into the cache.
@@ -126,44 +130,88 @@ def load(kit: Kit, channel: Channel, order: Order[LoadJob], limit_ms: int) -> No
         kit.stats.add("chunks_loaded", len(parts))
 
 
-def store(kit: Kit, channel: Channel, order: Order[StoreJob], limit_ms: int) -> bool:
-    """Have the objects of a job kept that are not held yet; returns whether all are held now.
+def store(kit: Kit, channel: Channel, orders: Sequence[Order[StoreJob]], limit_ms: int) -> set[int]:
+    """Have the objects of several jobs kept that are not held yet, in as few messages as tenants allow.
+
+    Returns:
+        The jobs whose objects are all held now. A job whose time was over before its turn is not among them.
 
     Raises:
-        ChannelError: There was no answer.
+        ChannelError: There was no answer; no job counts as done.
     """
-    channel.ready(kit.left_ms(order, limit_ms))
-    well = True
-    for at in range(0, len(order.job.parts), KEYS_MAX):
-        parts = order.job.parts[at : at + KEYS_MAX]
-        keys = kit.keys(order.fingerprint, parts)
-        missing = channel.missing(order.job.scope, keys, kit.left_ms(order, limit_ms))
-        wanted = [(part, key) for part, key, lost in zip(parts, keys, missing, strict=True) if lost]
-        with kit.lock:
-            kit.stats.add("chunks_held", len(keys) - len(wanted))
-        well &= _store_missing(kit, channel, order, wanted, limit_ms)
+    tenants: dict[tuple[bytes, bytes], list[Order[StoreJob]]] = {}
+    for order in orders:
+        if not kit.late(order, limit_ms):
+            tenants.setdefault((order.job.scope, order.fingerprint), []).append(order)
+    well: set[int] = set()
+    for (scope, fingerprint), mine in tenants.items():
+        channel.ready(min(kit.left_ms(order, limit_ms) for order in mine))
+        well |= _Batch(kit, channel, scope, fingerprint, mine, limit_ms).store()
     return well
 
 
-def _store_missing(
-    kit: Kit, channel: Channel, order: Order[StoreJob], wanted: list[tuple[Part, bytes]], limit_ms: int
-) -> bool:
-    sizes = kit.sizes([part for part, _ in wanted])
-    well = True
-    at = 0
-    while at < len(wanted):
-        end = at + channel.fit(sizes[at:])
-        places = channel.places(sizes[at:end])
-        parts = [part for part, _ in wanted[at:end]]
-        kit.ordering.run(order.mark, partial(_gather, kit, parts, [place.view for place in places]))
-        keys = [key for _, key in wanted[at:end]]
-        results = channel.store(order.job.scope, keys, places, kit.left_ms(order, limit_ms))
-        well &= _count(kit, results, sizes[at:end])
-        at = end
-    return well
+class _Batch:
+    """Jobs of one tenant. Two of them may have the same object: it is stored once, and both have it then."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        channel: Channel,
+        scope: bytes,
+        fingerprint: bytes,
+        orders: Sequence[Order[StoreJob]],
+        limit_ms: int,
+    ) -> None:
+        self._kit = kit
+        self._channel = channel
+        self._scope = scope
+        self._orders = orders
+        self._limit_ms = limit_ms
+        self._mark = orders[-1].mark  # of one stream: what came before is done then, too
+        self._parts: dict[bytes, Part] = {}
+        self._owners: dict[bytes, list[int]] = {}
+        self._well = {order.job.job_id for order in orders}
+        for order in orders:
+            for key, part in zip(kit.keys(fingerprint, order.job.parts), order.job.parts, strict=True):
+                self._parts[key] = part
+                self._owners.setdefault(key, []).append(order.job.job_id)
+
+    def store(self) -> set[int]:
+        """Store what is missing; returns the jobs that have everything now."""
+        keys = list(self._parts)
+        for at in range(0, len(keys), KEYS_MAX):
+            asked = keys[at : at + KEYS_MAX]
+            missing = self._channel.missing(self._scope, asked, self._left_ms)
+            wanted = [key for key, lost in zip(asked, missing, strict=True) if lost]
+            with self._kit.lock:
+                self._kit.stats.add("chunks_held", len(asked) - len(wanted))
+            self._store(wanted)
+        return self._well
+
+    @property
+    def _left_ms(self) -> int:
+        return min(self._kit.left_ms(order, self._limit_ms) for order in self._orders)
+
+    def _store(self, keys: Sequence[bytes]) -> None:
+        kit, channel = self._kit, self._channel
+        parts = [self._parts[key] for key in keys]
+        sizes = kit.sizes(parts)
+        at = 0
+        while at < len(keys):
+            end = at + channel.fit(sizes[at:])
+            places = channel.places(sizes[at:end])
+            kit.ordering.run(
+                self._mark, partial(_gather, kit, parts[at:end], [place.view for place in places])
+            )
+            results = channel.store(self._scope, list(keys[at:end]), places, self._left_ms)
+            _count(kit, results, sizes[at:end])
+            for key, result in zip(keys[at:end], results, strict=True):
+                if result not in HELD:
+                    self._well.difference_update(self._owners[key])
+            at = end
 
 
-def _count(kit: Kit, results: list[StoreStatus], sizes: Sequence[int]) -> bool:
+def _count(kit: Kit, results: list[StoreStatus], sizes: Sequence[int]) -> None:
     stored = [size for size, result in zip(sizes, results, strict=True) if result is StoreStatus.STORED]
     held = sum(result in HELD for result in results)
     being_written = results.count(StoreStatus.IN_PROGRESS)
@@ -171,7 +219,6 @@ def _count(kit: Kit, results: list[StoreStatus], sizes: Sequence[int]) -> bool:
         kit.stats.add("chunks_stored", len(stored))
         kit.stats.add("store_bytes", sum(stored))
         kit.stats.add("chunks_refused", len(results) - held - being_written)
-    return held == len(results)
 
 
 def _scatter(kit: Kit, parts: Sequence[Part], views: Sequence[memoryview]) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 IDLE_WAIT_S: Final = 0.002
 """How long a step that computes nothing waits for a job to end, instead of spinning and keeping the threads from working."""
+STORES_TOGETHER: Final = 64
+"""Store jobs that go in one message, if so many have gathered while the last ones were under way."""
 DRAIN_S: Final = 10.0
 """How long an engine that ends waits for its last stores."""
 
@@ -67,8 +69,8 @@ class WorkerSide:
         self._threads = [
             threading.Thread(target=self._serve, args=arguments, name=name, daemon=True)
             for name, arguments in (
-                ("xkv-load", (self._load_channel, self._loads, self._load)),
-                ("xkv-store", (self._store_channel, self._stores, self._store)),
+                ("xkv-load", (self._load_channel, self._loads, self._load, 1)),
+                ("xkv-store", (self._store_channel, self._stores, self._store, STORES_TOGETHER)),
             )
         ]
         for thread in self._threads:
@@ -152,25 +154,33 @@ class WorkerSide:
 
     # --- the threads --------------------------------------------------------------------------------------
 
-    def _serve(self, channel: Channel, orders: queue.SimpleQueue[Any], work: Callable[[Any], None]) -> None:
+    def _serve(
+        self,
+        channel: Channel,
+        orders: queue.SimpleQueue[Any],
+        work: Callable[[list[Any]], None],
+        together: int,
+    ) -> None:
         with contextlib.suppress(ChannelError):
             # Memory that nobody has touched yet can take seconds to get: before the first request needs it.
             channel.ready(self._settings.load_timeout_ms)
         while True:
-            order = orders.get()
-            if order is None:
+            taken = _take(orders, together)
+            if not taken:
                 return
             try:
-                work(order)
+                work(taken)
             except Exception as error:  # noqa: BLE001 # a task boundary: a thread that ends would let requests wait for ever
                 self._warn(f"a bug: {type(error).__name__}: {error}")
             finally:
                 with self._lock:
-                    self._under_way -= 1
-                order.done.set()
+                    self._under_way -= len(taken)
+                for order in taken:
+                    order.done.set()
                 self._news.set()
 
-    def _load(self, order: Order[LoadJob]) -> None:
+    def _load(self, orders: list[Order[LoadJob]]) -> None:
+        (order,) = orders
         well = away = False
         try:
             if not order.job.doomed:
@@ -196,16 +206,33 @@ class WorkerSide:
                 self._sync_failures += 1
                 self._bad_blocks.update(block for part in job.parts for block in part.blocks if block)
 
-    def _store(self, order: Order[StoreJob]) -> None:
-        well = away = False
+    def _store(self, orders: list[Order[StoreJob]]) -> None:
+        well: set[int] = set()
+        away = False
         try:
-            well = store(self._kit, self._store_channel, order, self._settings.store_timeout_ms)
+            well = store(self._kit, self._store_channel, orders, self._settings.store_timeout_ms)
         except ChannelError as error:
             away = error.unavailable
         finally:
+            now_ns = self._kit.clock()
             with self._lock:
-                self._kit.stats.time("store_seconds", (self._kit.clock() - order.ordered_ns) / 1e9)
-                self._report.stores[order.job.job_id] = (1, well)
+                for order in orders:
+                    job_id = order.job.job_id
+                    self._kit.stats.time("store_seconds", (now_ns - order.ordered_ns) / 1e9)
+                    self._report.stores[job_id] = (1, job_id in well)
                 self._report.unavailable |= away
-                if not well:
-                    self._kit.stats.add("stores_failed")
+                if len(well) < len(orders):
+                    self._kit.stats.add("stores_failed", len(orders) - len(well))
+
+
+def _take(orders: queue.SimpleQueue[Any], together: int) -> list[Any]:
+    """Wait for an order, and take what has gathered behind it; nothing: it is the end, which stays in the queue."""
+    taken: list[Any] = []
+    with contextlib.suppress(queue.Empty):
+        while len(taken) < together:
+            order = orders.get() if not taken else orders.get_nowait()
+            if order is None:
+                orders.put(None)
+                break
+            taken.append(order)
+    return taken
