@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 import pytest
 
+from xkv_rpc.async_client import AsyncClient
+from xkv_rpc.client import ClientOptions
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-HANG_S: Final = 30.0
+HANG_S: Final = 180.0
 """Nothing takes that long; it only keeps a hang from hanging the tests."""
 CARD: Final = "256MiB"
+PATIENT: Final = ClientOptions(timeout_ms=30_000, connect_timeout_ms=30_000, probe_timeout_ms=30_000)
+"""A client that waits as long as a busy machine takes."""
 COMMAND: Final = (sys.executable, "-m", "xkv_gateway")
 
 
@@ -42,6 +47,14 @@ class Finished:
     err: str
 
 
+async def reaped(process: asyncio.subprocess.Process) -> None:
+    """End a process that is still there: whatever a test came to, it leaves none behind."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
 async def run(home: Path, *arguments: str, **extra: str) -> Finished:
     """Run the command to its end."""
     process = await asyncio.create_subprocess_exec(
@@ -52,8 +65,11 @@ async def run(home: Path, *arguments: str, **extra: str) -> Finished:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(HANG_S):
-        out, err = await process.communicate()
+    try:
+        async with asyncio.timeout(HANG_S):
+            out, err = await process.communicate()
+    finally:
+        await reaped(process)
     assert process.returncode is not None
     return Finished(process.returncode, out.decode(), err.decode())
 
@@ -84,6 +100,10 @@ class Gateway:
     @property
     def log_text(self) -> str:
         return "".join(self.log)
+
+    def client(self) -> AsyncClient:
+        """Return a client of the control port that is patient."""
+        return AsyncClient(f"tcp://127.0.0.1:{self.control_port}", PATIENT)
 
     async def get(self, path: str) -> httpx.Response:
         async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as client:
@@ -159,6 +179,17 @@ def serve_arguments(state_dir: Path, card: str | None) -> Sequence[str]:
     """Return the arguments of `serve` with ports that the kernel chooses."""
     url = () if card is None else ("--card", f"soft:{state_dir}.img?size={card}")
     return ("serve", "--port", "0", "--admin-port", "0", "--state-dir", str(state_dir), *url)
+
+
+def take_away(card: Path) -> Path:
+    """Put the file of a soft card away and leave nothing that could be served, or made, in its place; returns where it is.
+
+    `away.replace(card)` brings it back at one stroke, with no moment between at which a new file could be made.
+    """
+    away = card.with_name(f"{card.name}.away")
+    card.rename(away)
+    card.symlink_to(card.name)
+    return away
 
 
 def alive(pid: int) -> bool:

@@ -11,11 +11,11 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, Final
 
-from xkv_rpc.async_client import AsyncClient
 from xkv_rpc.errors import RpcError
 
 if TYPE_CHECKING:
     from tests.e2e.gateway import Gateway
+    from xkv_rpc.async_client import AsyncClient
 
 UNIT_BYTES: Final = 64 << 10
 PAYLOAD_BYTES_MAX: Final = 200_000
@@ -161,7 +161,7 @@ class Crowd:
 
     @staticmethod
     async def _client(worker: Worker, gateway: Gateway) -> None:
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         try:
             await worker.work(client)
         finally:
@@ -169,7 +169,7 @@ class Crowd:
 
     async def verify_keys(self, gateway: Gateway) -> None:
         """Look at every key of every worker."""
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         try:
             for worker in self.workers:
                 await worker.verify(client)

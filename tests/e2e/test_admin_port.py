@@ -9,7 +9,6 @@ from tests.e2e.gateway import run, serving
 from xkv_gateway.errors import ExitCode
 from xkv_rpc import messages as m
 from xkv_rpc import scope_of
-from xkv_rpc.async_client import AsyncClient
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +18,7 @@ MARKER = b"geheim-key-of-a-prompt"
 
 async def test_status_metrics_and_the_command_tell_the_same_story_and_no_key(home: Path) -> None:
     async with serving(home / "state", XKV_LOG__LEVEL="debug") as gateway:
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         await client.store("ns", MARKER, [MARKER], [MARKER * 10])
         assert (await client.lookup("ns", MARKER, [MARKER, b"other"])).hits == 1
         await client.load("ns", MARKER, [MARKER])
@@ -69,7 +68,7 @@ async def test_tokens_and_reuse_of_a_named_tenant_are_counted_and_a_salt_is_not_
                 await admin.get(f"/v1/{salt}"),
             ]
             assert [answer.status_code for answer in answers] == [200, 200, 422, 422, 404]
-            async with AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client:
+            async with gateway.client() as client:
                 await client.call(m.Hello("connector", "llama", 16))
                 await client.store("ns", scope_of(salt), [b"a", b"b"], [b"x", b"y"])
                 await client.lookup("ns", scope_of(salt), [b"a", b"b", b"c"])

@@ -15,7 +15,6 @@ from tests.e2e.target import target
 from xkv_gateway.cli import main
 from xkv_gateway.errors import ExitCode
 from xkv_nvmeof.softcard.store import TRAILER_BYTES, StoreIdentity
-from xkv_rpc.async_client import AsyncClient
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +41,7 @@ async def filled(home: Path, file: Path) -> str:
     """Make a soft card with KEYS on it; return its URL."""
     url = f"soft:{file}?size=64MiB"
     async with serving(home / "maker", "--card", url, card=None) as gateway:
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         assert set(await client.store("", b"", KEYS, PAYLOADS)) == {"stored"}
         await client.aclose()
         assert await gateway.end() == ExitCode.OK
@@ -129,7 +128,7 @@ async def test_damage_is_a_finding_and_an_exit_code_and_costs_the_next_start_onl
     overwrite(file, 100, b"damage")
     assert "superblock_damaged" in (await command(home, "card", "check", url)).out
     async with serving(home / "state", "--card", url, card=None) as gateway:
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         loaded = await client.load("", b"", KEYS)
         assert loaded.statuses == ["ok"] * 3 + ["corrupt"] + ["ok"] * 4
         await client.aclose()

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from tests.e2e.gateway import run, serve_arguments, serving
 from tests.e2e.target import target
 from xkv_gateway.errors import ExitCode
-from xkv_rpc.async_client import AsyncClient
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +22,7 @@ async def test_a_blank_namespace_is_served_once_it_was_formatted_and_never_forma
         assert (formatted.code, formatted.err) == (ExitCode.OK, "")
         assert url in formatted.out
         async with serving(state, "--card", url, card=None) as gateway:
-            client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+            client = gateway.client()
             assert await client.store("", b"", [b"key"], [b"bytes"]) == ["stored"]
             await client.aclose()
             in_use = await run(home, "card", "format", url, "--force", "--state-dir", str(home / "other"))

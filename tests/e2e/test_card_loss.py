@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.gateway import alive, run, serving
+from tests.e2e.gateway import alive, run, serving, take_away
 from xkv_gateway.errors import ExitCode
-from xkv_rpc.async_client import AsyncClient
 from xkv_rpc.errors import ErrorCode, RpcError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ PAYLOADS = [bytes([number]) * 70_000 for number in range(8)]
 
 async def test_a_killed_soft_card_turns_the_card_offline_and_comes_back_with_its_bytes(home: Path) -> None:
     async with serving(home / "state") as gateway:
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         assert set(await client.store("", b"", KEYS, PAYLOADS)) == {"stored"}
         soft_card = (await gateway.status())["card"]["soft_card"]["pid"]
         # Stopped first: the next start waits for the lock, so that the card is certainly seen offline.
@@ -41,12 +40,11 @@ async def test_a_killed_soft_card_turns_the_card_offline_and_comes_back_with_its
 
 async def test_while_the_card_is_away_lookups_miss_and_writes_are_refused(home: Path) -> None:
     async with serving(home / "state") as gateway:
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         await client.store("", b"", KEYS, PAYLOADS)
         card = home / "state.img"
         soft_card = (await gateway.status())["card"]["soft_card"]["pid"]
-        card.rename(home / "away.img")
-        card.mkdir()  # nothing can be served from here: the card stays away
+        away = take_away(card)
         os.kill(soft_card, signal.SIGKILL)
         await gateway.until(lambda status: status["card"]["state"] == "offline")
         assert (await gateway.get("/healthz")).status_code == 200
@@ -60,8 +58,7 @@ async def test_while_the_card_is_away_lookups_miss_and_writes_are_refused(home: 
         with pytest.raises(RpcError) as caught:
             await client.delete("", b"", KEYS)
         assert caught.value.code is ErrorCode.CARD_OFFLINE
-        card.rmdir()
-        (home / "away.img").rename(card)
+        away.replace(card)
         await gateway.until(lambda status: status["card"]["state"] == "online")
         assert (await client.lookup("", b"", KEYS)).hits == len(KEYS)
         assert set((await client.load("", b"", KEYS)).statuses) == {"ok"}
@@ -71,7 +68,7 @@ async def test_while_the_card_is_away_lookups_miss_and_writes_are_refused(home: 
 async def test_a_card_that_hangs_does_not_hold_up_the_end_and_every_store_is_answered(home: Path) -> None:
     async with (
         serving(home / "state") as gateway,
-        AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client,
+        gateway.client() as client,
     ):
         soft_card = (await gateway.status())["card"]["soft_card"]["pid"]
         os.kill(soft_card, signal.SIGSTOP)
@@ -94,14 +91,14 @@ async def test_what_was_stored_is_there_after_a_restart_whichever_way_it_ended(
     home: Path, number: signal.Signals
 ) -> None:
     async with serving(home / "state") as gateway:
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         assert set(await client.store("", b"", KEYS, PAYLOADS)) == {"stored"}
         await client.delete("", b"", KEYS[:1])
         await client.aclose()
         await gateway.end(number)
     async with serving(home / "state") as gateway:
         assert "warm: 7 objects" in gateway.said_at("card")
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         loaded = await client.load("", b"", KEYS)
         assert loaded.statuses == ["miss", *["ok"] * 7]
         assert [bytes(payload or b"") for payload in loaded.payloads[1:]] == PAYLOADS[1:]

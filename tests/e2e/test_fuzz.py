@@ -18,14 +18,13 @@ import msgpack
 
 from tests.e2e.gateway import HANG_S, Gateway, serving
 from xkv_rpc import zmtp
-from xkv_rpc.async_client import AsyncClient
-from xkv_rpc.client import ClientOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 INPUTS: Final = int(os.environ.get("TEST_FUZZ_INPUTS", "400"))
 SEED: Final = 6
+LOOKUP_S_MAX: Final = 5.0
 GROWTH_BYTES_MAX: Final = 48 << 20
 GOOD: Final = {"v": 1, "id": 7, "op": "lookup", "ns": "", "scope": b"", "keys": [b"k"]}
 CONSTANTS: Final = (
@@ -38,6 +37,8 @@ CONSTANTS: Final = (
     b"\xa1\xff",
     b"cos\nsystem\n(S'true'\ntR.",
 )
+ANSWER_S: Final = 0.01
+"""How long the rest of an input waits for an answer to its beginning; most get none."""
 HANDSHAKE_BYTES: Final = len(zmtp.GREETING + zmtp.ready(b"DEALER"))
 VALUES: Final = (
     None,
@@ -132,15 +133,21 @@ def throw(address: tuple[str, int], inputs: list[bytes]) -> None:
     """Send each on a connection of its own, take what comes back, and go away."""
     for data in inputs:
         with socket.create_connection(address, timeout=HANG_S) as connection:
-            connection.settimeout(0.01)
             try:
                 # In two parts, so that a handshake can be answered before the rest arrives.
                 connection.sendall(data[:HANDSHAKE_BYTES])
+                connection.settimeout(ANSWER_S)
                 with contextlib.suppress(TimeoutError):
                     while (answer := connection.recv(4096)) and b"READY" not in answer:
                         continue
+                connection.settimeout(HANG_S)
                 connection.sendall(data[HANDSHAKE_BYTES:])
-                connection.recv(65536)
+                # The gateway has taken it all in when it hangs up in its turn.
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    continue
+            except TimeoutError:
+                raise
             except OSError:
                 continue
 
@@ -154,8 +161,7 @@ async def survives(gateway: Gateway, port: int, make: Callable[[random.Random], 
     inputs = [make(rng) for _ in range(INPUTS)]
     throwing = asyncio.get_running_loop().run_in_executor(None, throw, address, inputs)
     times_s = []
-    options = ClientOptions(timeout_ms=10_000, connect_timeout_ms=10_000)
-    async with AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}", options) as client:
+    async with gateway.client() as client:
         while not throwing.done():
             since = time.monotonic()
             assert (await client.lookup("", b"", [b"good"])).hits == 1
@@ -163,15 +169,14 @@ async def survives(gateway: Gateway, port: int, make: Callable[[random.Random], 
             await asyncio.sleep(0.01)
         await throwing
     assert rss_bytes(pid) - before < GROWTH_BYTES_MAX
-    # The 95th percentile, with room for a machine that is busy with other tests.
-    assert sorted(times_s)[int(len(times_s) * 0.95)] < 0.5
+    # The 95th percentile, with much room for a machine that is busy with other tests.
+    assert sorted(times_s)[int(len(times_s) * 0.95)] < LOOKUP_S_MAX
     assert "Traceback" not in gateway.log_text
 
 
 async def test_nonsense_at_both_ports_changes_nothing(home: Path) -> None:
     async with serving(home / "state", XKV_LOG__LEVEL="debug") as gateway:
-        options = ClientOptions(timeout_ms=10_000, connect_timeout_ms=10_000)
-        async with AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}", options) as client:
+        async with gateway.client() as client:
             await client.store("", b"", [b"good"], [b"bytes"])
         start = descriptors(gateway.process.pid)
         await survives(gateway, gateway.control_port, message_input)

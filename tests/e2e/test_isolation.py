@@ -13,7 +13,6 @@ import pytest
 
 from tests.e2e.gateway import serving
 from xkv_rpc import messages as m
-from xkv_rpc.async_client import AsyncClient
 from xkv_rpc.errors import ErrorCode, RpcError
 from xkv_rpc.messages import LookupMode
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.e2e.gateway import Gateway
+    from xkv_rpc.async_client import AsyncClient
 
 KEY: Final = b"one key"
 SAME: Final = b"the same bytes for everybody" * 100
@@ -63,7 +63,7 @@ async def gateway(home: Path) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 async def client(gateway: Gateway) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client:
+    async with gateway.client() as client:
         yield client
 
 

@@ -11,7 +11,17 @@ import msgpack
 import pytest
 import zmq
 
-from tests.e2e.gateway import COMMAND, HANG_S, alive, environment, gone, run, serve_arguments, serving
+from tests.e2e.gateway import (
+    COMMAND,
+    HANG_S,
+    PATIENT,
+    alive,
+    environment,
+    gone,
+    run,
+    serve_arguments,
+    serving,
+)
 from xkv_gateway.errors import ExitCode
 from xkv_rpc.async_client import AsyncClient
 from xkv_rpc.errors import XkvRpcError
@@ -50,10 +60,7 @@ async def test_clients_that_hang_do_not_hold_up_the_end(home: Path) -> None:
         _, half_sent = await asyncio.open_connection(host, int(port))
         half_sent.write(b"GET /v1/status HTTP/1.1\r\nHost: local")
         silent = socket.create_connection(("127.0.0.1", gateway.control_port))
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        assert await gateway.end() == ExitCode.OK
-        assert loop.time() - began < 5
+        assert await gateway.end() == ExitCode.OK, "by itself, and not by force at the deadline of the stop"
         half_sent.close()
         silent.close()
 
@@ -61,7 +68,7 @@ async def test_clients_that_hang_do_not_hold_up_the_end(home: Path) -> None:
 async def test_unread_replies_and_stores_in_flight_do_not_hold_up_the_end(home: Path) -> None:
     async with serving(home / "state") as gateway:
         endpoint = f"tcp://127.0.0.1:{gateway.control_port}"
-        client = AsyncClient(endpoint)
+        client = AsyncClient(endpoint, PATIENT)
         payload = bytes(1 << 20)
         await client.store("", b"", [b"read"], [payload])
         context = zmq.Context()
@@ -80,11 +87,7 @@ async def test_unread_replies_and_stores_in_flight_do_not_hold_up_the_end(home: 
                 dealer.send(msgpack.packb(load))
         stores = [asyncio.create_task(client.store("", b"", [b"%d" % i], [payload])) for i in range(20)]
         await gateway.until(lambda status: status["requests"].get("store", 0) > 1)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        code = await gateway.end()
-        assert loop.time() - began < 5
-        assert code == ExitCode.OK
+        assert await gateway.end() == ExitCode.OK, "by itself, and not by force at the deadline of the stop"
         outcomes = await asyncio.gather(*stores, return_exceptions=True)
         # Every store heard of its end: stored, refused, or that the gateway is gone.
         assert all(outcome == ["stored"] or isinstance(outcome, XkvRpcError) for outcome in outcomes)
@@ -130,7 +133,7 @@ async def test_a_second_start_on_the_same_ports_says_so_and_leaves_the_first_alo
             assert "Traceback" not in second.err
             assert not (home / "second.img").exists()
         assert (await gateway.status())["card"]["state"] == "online"
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         await client.ping()
         await client.aclose()
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.e2e.gateway import serving
-from xkv_rpc.async_client import AsyncClient
+from tests.e2e.gateway import HANG_S, serving, take_away
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +24,7 @@ async def test_a_reload_takes_the_rules_of_eviction_and_admission(home: Path) ->
     settings.write_text('[eviction]\npolicy = "noop"\n')
     async with (
         serving(home / "state", "--config", str(settings), card="128MiB") as gateway,
-        AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client,
+        gateway.client() as client,
     ):
         await client.store("n", b"", [b"1"], [b"x" * 100])
         settings.write_text(
@@ -49,13 +48,14 @@ async def test_every_change_of_an_operator_is_503_while_the_card_is_away_and_not
     home: Path,
 ) -> None:
     async with serving(home / "state") as gateway:
-        card, away = home / "state.img", home / "away.img"
+        card = home / "state.img"
         soft_card = (await gateway.status())["card"]["soft_card"]["pid"]
-        card.rename(away)
-        card.mkdir()  # nothing can be served from here
+        away = take_away(card)
         os.kill(soft_card, signal.SIGKILL)
         await gateway.until(lambda status: status["card"]["state"] == "offline")
-        async with httpx.AsyncClient(base_url=f"http://{gateway.admin}", trust_env=False) as admin:
+        async with httpx.AsyncClient(
+            base_url=f"http://{gateway.admin}", trust_env=False, timeout=HANG_S
+        ) as admin:
             changes: list[tuple[str, str, Any]] = [
                 ("PUT", "/quota/salt", {"limit_gb": 1}),
                 ("DELETE", "/quota/salt", None),
@@ -68,8 +68,7 @@ async def test_every_change_of_an_operator_is_503_while_the_card_is_away_and_not
             for method, path, body in changes:
                 answer = await admin.request(method, path, json=body)
                 assert (answer.status_code, answer.json()["error"]["code"]) == (503, "card_offline"), path
-            card.rmdir()
-            away.rename(card)
+            away.replace(card)
             await gateway.until(lambda status: status["card"]["state"] == "online")
             assert (await admin.get("/v1/tenants")).json()["total"] == 0
             assert (await admin.get("/v1/namespaces")).json()["total"] == 0
@@ -83,8 +82,8 @@ async def test_a_hundred_thousand_keys_are_wiped_beside_the_lookups_of_others(ho
     settings.write_text('[card]\nau = "4KiB"\n')
     async with (
         serving(home / "state", "--config", str(settings), card="640MiB") as gateway,
-        AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client,
-        AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as other,
+        gateway.client() as client,
+        gateway.client() as other,
     ):
         for begin in range(0, 100_000, 4000):
             keys = [b"%d" % number for number in range(begin, begin + 4000)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 SERVER, CLIENT = "10.98.0.1", "10.98.0.2"
-HANG_S: Final = 30
+HANG_S: Final = 120
 
 SERVE: Final = """
 import asyncio, json, sys, time
@@ -59,7 +59,9 @@ from xkv_rpc.curve_files import read_client_keys
 from xkv_rpc.errors import RpcError, XkvRpcError
 
 def attempt(endpoint, keys, namespace):
-    options = ClientOptions(timeout_ms=5000, connect_timeout_ms=2000, keys=keys and read_client_keys(keys))
+    options = ClientOptions(
+        timeout_ms=20_000, connect_timeout_ms=20_000, keys=keys and read_client_keys(keys)
+    )
     try:
         with Client(endpoint, options) as client:
             client.lookup(namespace, b"", [b"key"])

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.commands import Commands
-from tests.e2e.gateway import run, serving
+from tests.e2e.gateway import HANG_S, run, serving
 from xkv_gateway.errors import ExitCode
 from xkv_rpc import scope_of
-from xkv_rpc.async_client import AsyncClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.e2e.gateway import Gateway
+    from xkv_rpc.async_client import AsyncClient
 
 SALT = "salt-that-nobody-may-see-7Qx"
 UNIT = 64 << 10
@@ -31,7 +31,7 @@ async def gateway(home: Path) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 async def client(gateway: Gateway) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client:
+    async with gateway.client() as client:
         yield client
 
 
@@ -91,7 +91,7 @@ async def test_what_is_beyond_the_budget_of_the_day_is_refused_and_told_also_aft
     for end, stored in ((signal.SIGKILL, ["stored", "no_space"]), (signal.SIGTERM, ["no_space", "no_space"])):
         async with (
             serving(home / "state", *arguments) as gateway,
-            AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client,
+            gateway.client() as client,
         ):
             keys = [b"%d%d" % (end, i) for i in range(2)]
             assert await client.store("n", b"", keys, [bytes(60 << 10)] * 2) == stored
@@ -170,7 +170,7 @@ async def test_the_report_of_a_wipe_waits_for_the_end_of_leases(
     lease = (await client.lookup("ns", b"", [b"k"], lease_ms=60_000)).lease
     assert lease is not None
     wiping = asyncio.create_task(run(home, "ns", "wipe", "ns", "--yes", "--json", "--admin", gateway.admin))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while not (await gateway.get("/v1/wipes")).json()["wipes"]:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.02)
     wipe = (await gateway.get("/v1/wipes")).json()["wipes"][0]
@@ -198,7 +198,7 @@ async def test_top_shows_rates_of_tenants_and_the_card(
             await client.lookup("ns", b"\x01", [key, b"missing"])
 
     busy = asyncio.create_task(traffic())
-    arguments = ("top", "--interval", "0.3", "--admin", gateway.admin)
+    arguments = ("top", "--interval", "1", "--admin", gateway.admin)
     both = await asyncio.gather(run(home, *arguments, "--json"), run(home, *arguments))
     stop.set()
     await busy

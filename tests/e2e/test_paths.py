@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tests.e2e.gateway import run, serving
+from tests.e2e.gateway import PATIENT, run, serving
 from tests.e2e.target import target
 from tests.nvmeof.relay import Relay
 from xkv_gateway.errors import ExitCode
@@ -61,7 +61,7 @@ async def _load(control_port: int, one: Relay) -> None:
             if (number, round_) == (0, 3):
                 one.cut()
 
-    clients = [AsyncClient(f"tcp://127.0.0.1:{control_port}") for _ in range(CLIENTS)]
+    clients = [AsyncClient(f"tcp://127.0.0.1:{control_port}", PATIENT) for _ in range(CLIENTS)]
     await asyncio.gather(*(work(client, number) for number, client in enumerate(clients)))
     for number, client in enumerate(clients):
         keys = [key_of(number, round_) for round_ in range(ROUNDS)]

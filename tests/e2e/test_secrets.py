@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-from tests.e2e.gateway import HANG_S, run, serving
+from tests.e2e.gateway import HANG_S, PATIENT, run, serving
 from xkv_gateway.keys.directory import KeyDirectory
 from xkv_rpc import scope_of
 from xkv_rpc.async_client import AsyncClient
@@ -29,7 +30,7 @@ WRONG_TOKEN = "geheim-token-" + "x" * 32
 
 
 def patient(keys: Path) -> ClientOptions:
-    return ClientOptions(timeout_ms=10_000, connect_timeout_ms=10_000, keys=read_client_keys(keys))
+    return replace(PATIENT, keys=read_client_keys(keys))
 
 
 async def use_everything(home: Path, gateway: Gateway, keys: KeyDirectory) -> list[str]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.gateway import run, serve_arguments, serving
+from tests.e2e.gateway import PATIENT, run, serve_arguments, serving
+from tests.ports import held_port
 from xkv_gateway.cli import main
 from xkv_gateway.errors import ExitCode
 from xkv_rpc.async_client import AsyncClient
@@ -97,9 +98,8 @@ async def test_the_settings_in_effect_are_shown_with_their_source(home: Path) ->
 
 
 async def test_status_without_a_gateway_says_so_and_what_to_do(home: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
-    finished = await run(home, "status", "--admin", f"127.0.0.1:{free}")
+    with held_port() as port:
+        finished = await run(home, "status", "--admin", f"127.0.0.1:{port}")
     assert finished.code == ExitCode.UNREACHABLE
     assert "no gateway answers" in finished.err
     assert "xkv-gateway serve" in finished.err
@@ -146,10 +146,9 @@ async def test_the_host_identity_stays_the_same(home: Path) -> None:
 
 
 async def test_a_target_that_is_not_there_is_named(home: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
-    card = f"nvme+tcp://127.0.0.1:{free}/nqn.2014-08.com.example:gone"
-    finished = await run(home, *serve_arguments(home / "state", None), "--card", card)
+    with held_port() as port:
+        card = f"nvme+tcp://127.0.0.1:{port}/nqn.2014-08.com.example:gone"
+        finished = await run(home, *serve_arguments(home / "state", None), "--card", card)
     assert finished.code == ExitCode.CARD
     assert card in finished.err
     assert "Traceback" not in finished.err
@@ -188,7 +187,7 @@ async def test_an_over_long_socket_path_is_named_and_nothing_is_made(home: Path)
 async def test_the_unix_socket_serves_the_same_protocol(home: Path) -> None:
     async with serving(home / "state", XKV_CONTROL__SOCKET=f"{home}/control.sock") as gateway:
         assert gateway.said_at("control").endswith(f" and {home}/control.sock")
-        client = AsyncClient(f"ipc://{home}/control.sock")
+        client = AsyncClient(f"ipc://{home}/control.sock", PATIENT)
         hello = await client.hello("test")
         assert hello.card.state == "online"
         assert hello.regions == str(home / "state" / "regions.sock")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-HANG_S = 10.0
+HANG_S = 60.0
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.gateway import serving
+from tests.e2e.gateway import HANG_S, serving
+from tests.ports import held_port
 from xkv_lmcache_plugin.backend import Backend, parse_params
 from xkv_lmcache_plugin.keys import by_scope, key_of
-from xkv_rpc.async_client import AsyncClient
 from xkv_rpc.messages import scope_of
 from xkv_vllm_connector.settings import SettingsError
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIZE = 70_000
+PATIENT = {
+    "lookup_timeout_ms": 30_000,
+    "load_timeout_ms": 30_000,
+    "store_timeout_ms": 30_000,
+    "lease_ms": 60_000,
+}
+"""Nothing is late here, however slow the machine is."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +57,14 @@ def room(count: int) -> list[memoryview]:
 
 @asynccontextmanager
 async def backend(port: int, **params: Any) -> AsyncIterator[Backend]:
-    settings = parse_params({"xkv_gateway_port": port, "staging_bytes": 1 << 20, **params})
+    settings = parse_params({"xkv_gateway_port": port, "staging_bytes": 1 << 20, **PATIENT, **params})
     one = Backend(settings, time.monotonic_ns)
     yield one
     await asyncio.to_thread(one.close)
 
 
 async def in_thread(function: Any, *arguments: Any) -> Any:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         return await asyncio.to_thread(function, *arguments)
 
 
@@ -122,14 +129,17 @@ async def test_with_a_salt_required_nothing_unsalted_reaches_the_gateway(tmp_pat
 
 
 async def test_a_gateway_that_is_not_there_is_a_miss_and_comes_back(tmp_path: Path) -> None:
-    async with serving(tmp_path / "state") as gateway:
-        port = gateway.control_port
-    async with backend(port, lookup_timeout_ms=200, load_timeout_ms=200, store_timeout_ms=200) as one:
+    with held_port() as port:
+        await comes_back(tmp_path, port)
+
+
+async def comes_back(tmp_path: Path, port: int) -> None:
+    async with backend(port) as one:
         mine = keys(2, "a")
         assert not (await in_thread(one.store, mine, payloads(2))).complete
         assert await in_thread(one.lookup, mine) == [False, False]
         assert await in_thread(one.load, mine, room(2)) == [False, False]
-        async with serving(tmp_path / "state", "--port", str(port)), asyncio.timeout(30):
+        async with serving(tmp_path / "state", "--port", str(port)), asyncio.timeout(HANG_S):
             while not (await in_thread(one.store, mine, payloads(2))).complete:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
             while await in_thread(one.lookup, mine) != [True, True]:  # noqa: ASYNC110 - another process
@@ -151,8 +161,8 @@ async def test_another_model_rank_group_or_fingerprint_is_another_object(tmp_pat
         ]
         assert await in_thread(one.lookup, [mine, *strangers]) == [True, False, False, False]
         assert await in_thread(other.lookup, [mine]) == [False]
-        async with asyncio.timeout(10):
-            client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        async with asyncio.timeout(HANG_S):
+            client = gateway.client()
             found = await client.lookup("", scope_of("a"), [key_of(mine, "")])
             await client.aclose()
         assert found.hits == 1

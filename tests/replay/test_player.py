@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.ports import held_port
 from tests.replay.memory_gateway import MemoryGateway, serving
 from xkv_gateway.errors import (
     CardUnavailableError,
@@ -179,7 +180,7 @@ async def test_a_gateway_that_stays_busy_ends_the_replay_after_its_timeout() -> 
     def before(call: Call) -> RpcError | None:
         return RpcError(ErrorCode.BUSY, "later") if isinstance(call.request, Store) else None
 
-    result = await play(MemoryGateway(before=before), trace_of([1]), timeout_ns=100_000_000)
+    result = await play(MemoryGateway(before=before), trace_of([1]), timeout_ns=1_000_000_000)
     assert isinstance(result.failure, GatewayUnreachableError)
     assert "busy" in str(result.failure)
 
@@ -214,12 +215,10 @@ async def test_a_refusal_in_the_middle_ends_the_replay_with_what_was_done_so_far
 
 async def test_no_gateway_is_said_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "CONNECT_TIMEOUT_MS", 50)
-    gateway = MemoryGateway()
-    async with serving(gateway):
-        pass
-    result = await run_replay(plan_for(gateway.port), trace_of([1]), lambda _: None, clock=time.monotonic_ns)
+    with held_port() as port:
+        result = await run_replay(plan_for(port), trace_of([1]), lambda _: None, clock=time.monotonic_ns)
     assert isinstance(result.failure, GatewayUnreachableError)
-    assert f"no gateway answers at 127.0.0.1:{gateway.port}" in str(result.failure)
+    assert f"no gateway answers at 127.0.0.1:{port}" in str(result.failure)
     assert result.outcome.stats.requests == 0
 
 
@@ -227,7 +226,7 @@ async def test_a_gateway_that_falls_silent_is_noticed_by_a_ping_long_before_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(run_module, "WATCH_INTERVAL_S", 0.01)
-    monkeypatch.setattr(link_module, "PING_TIMEOUT_MS", 100)
+    monkeypatch.setattr(link_module, "PING_TIMEOUT_MS", 1500)
     gateway = MemoryGateway()
     gateway.mute = lambda call: len(gateway.requests(Store)) >= 2 and isinstance(call.request, Store | Ping)
     result = await play(gateway, trace_of([1], [2], [3]), timeout_ns=600_000_000_000)

@@ -33,7 +33,7 @@ async def client(source: FakeSource) -> AsyncIterator[httpx.AsyncClient]:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.run())
         async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=10
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60
         ) as client:
             yield client
         server.stop()
@@ -177,7 +177,7 @@ async def test_stopping_does_not_wait_for_idle_or_half_open_connections(source: 
         writers.append(writer)
     await asyncio.sleep(0)
     server.stop()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await task
     for writer in writers:
         writer.close()

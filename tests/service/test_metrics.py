@@ -246,9 +246,9 @@ async def test_a_thousand_tenants_are_scraped_in_bounds() -> None:
         card.held["llama", scope] = Held(number, number << 16)
         look_up(sources, b"p", m.Lookup("llama", scope, [b"k"] * 64), 5)
         sources.meter.stored(m.Store("llama", scope, [b"k"], [1]), ["stored"], 5)
-    began = time.perf_counter()
+    began = time.process_time()
     page = await metrics_page(sources)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert len(page) < 2_000_000
     assert one(values(page), "xkv_tenant_objects", tenant="tenant-0999") == 999
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from xkv_gateway.target.desired import DesiredTarget
 
-HANG_S: Final = 30.0
+HANG_S: Final = 60.0
 
 
 class Target:
@@ -253,18 +253,19 @@ async def test_a_target_that_hangs_holds_nobody(
 
     target.fake.script = hangs
     keeper.nudge()
-    longest, last = 0.0, time.monotonic()
+    turns = 0
     while keeper.state is TargetState.RIGHT:
         await asyncio.sleep(0.005)
-        now = time.monotonic()
-        longest, last = max(longest, now - last), now
+        turns += 1
     assert keeper.state is TargetState.AWAY
-    assert longest < 1, "the loop went on"
-    begin = time.monotonic()
+    assert turns > 20, "the loop went on"
+    calls = len(target.fake.calls)
+    await until(lambda: len(target.fake.calls) > calls)  # the next one hangs as well
     run.cancel()
-    await asyncio.wait([run])
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert run.done(), "without a wait for the call that hangs"
     keeper.close()
-    assert time.monotonic() - begin < 1
 
 
 async def test_the_pauses_grow_and_are_bounded(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ from tests.e2e.killing import Crowd
 from tests.target.model_spdk import METHODS
 from tests.target.real import HANG_S, HOST_NQN, IP, NQN, Process, Setup, process
 from xkv_gateway.errors import ExitCode
-from xkv_rpc.async_client import AsyncClient
 from xkv_rpc.errors import RpcError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
+
+    from xkv_rpc.async_client import AsyncClient
 
 pytestmark = [
     pytest.mark.spdk,
@@ -211,7 +212,7 @@ async def test_a_target_killed_in_mid_load_is_made_anew_and_every_acknowledged_s
     crowd = Crowd(7, 3)
     back_s, from_listening_s, lookups = [], [], []
     async with gateway_of(setup) as gateway:
-        client = AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}")
+        client = gateway.client()
         for life in range(4):
             tasks = await crowd.busy_until(gateway, 60)
             target.kill()
@@ -262,7 +263,7 @@ async def test_a_target_that_is_emptied_under_us_is_made_anew_but_its_memory_is_
     setup = Setup(home, {"bdev": {"kind": "malloc", "name": "xkv-bdev0", "size": SIZE}})
     await setup.make()
     async with gateway_of(setup) as gateway:
-        async with AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client:
+        async with gateway.client() as client:
             await client.store("", b"", KEYS, PAYLOADS)
             target.kill()
             await target.start()
@@ -280,7 +281,7 @@ async def test_a_target_that_stands_still_holds_up_neither_lookups_nor_the_end(
 ) -> None:
     setup = Setup(home, {"bdev": file_bdev(home)}, nvme={"command_timeout_ms": 1500})
     await setup.make()
-    async with gateway_of(setup) as gateway, AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client:
+    async with gateway_of(setup) as gateway, gateway.client() as client:
         await client.store("", b"", KEYS, PAYLOADS)
         target.signal(signal.SIGSTOP)
         taken = []
@@ -303,7 +304,7 @@ async def test_a_volume_and_a_file_grow_under_a_gateway_that_goes_on(home: Path,
     lvol = {"name": "xkv-card", "size": 256 << 20, "cluster_size": 1 << 20}
     setup = Setup(home, {"bdev": file_bdev(home), "lvol": lvol})
     await setup.make(format_store=True)
-    async with gateway_of(setup) as gateway, AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client:
+    async with gateway_of(setup) as gateway, gateway.client() as client:
         await client.store("", b"", KEYS, PAYLOADS)
         lvol["size"] = 320 << 20
         assert "grow the volume" in await setup.command("target", "apply")
@@ -331,7 +332,7 @@ async def test_the_right_keys_open_the_card_and_wrong_ones_do_not(
         setup.fabric["dhchap_ctrl_key_file"] = host["dhchap_ctrl_key_file"]
     setup.target["hosts"] = [host]
     await setup.make()
-    async with gateway_of(setup) as gateway, AsyncClient(f"tcp://127.0.0.1:{gateway.control_port}") as client:
+    async with gateway_of(setup) as gateway, gateway.client() as client:
         assert set(await client.store("", b"", KEYS, PAYLOADS)) == {"stored"}
         assert set((await client.load("", b"", KEYS)).statuses) == {"ok"}
         [controller] = await target.client.call("nvmf_subsystem_get_controllers", {"nqn": NQN})
