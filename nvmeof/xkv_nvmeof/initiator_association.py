@@ -27,7 +27,7 @@ from xkv_nvmeof.initiator_admin import (
     look_at_namespace,
 )
 from xkv_nvmeof.initiator_connect import fabrics_connect
-from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
+from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered, NamespaceUnusable, link_failed
 from xkv_nvmeof.initiator_link import QueueLink
 from xkv_nvmeof.logpages import (
     ACCESS_GROUP_BYTES,
@@ -144,7 +144,7 @@ class Association:
                 entropy=self.host.entropy,
             )
         except (PeerViolation, QueueFailure) as error:
-            raise ConnectFailed(f"initialising queue {qid}: {error}{_hint(error)}") from error
+            raise link_failed(f"initialising queue {qid}", error, _hint(error)) from error
         except ConnectFailed:
             link.close()
             raise
@@ -165,9 +165,9 @@ class Association:
                     raise
                 return sock
         except TimeoutError:
-            raise ConnectFailed("TCP connect: no answer in time") from None
+            raise ConnectUnanswered("TCP connect: no answer in time") from None
         except OSError as error:
-            raise ConnectFailed(f"TCP connect: {error.strerror or error}") from error
+            raise ConnectUnanswered(f"TCP connect: {error.strerror or error}") from error
 
     async def _resolve(self, host: str, port: int) -> _Resolved:
         """Look the host up; an address in numbers costs no thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xkv_nvmeof.blockdev import CommandFailed, DeviceError, ReservationConflict
+from xkv_nvmeof.host_settings import ConnectionLost, DeadlinePassed
 from xkv_nvmeof.spec import Status, status_name
 
 if TYPE_CHECKING:
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 class ConnectFailed(DeviceError):  # noqa: N818
     """No association could be made; the message says with which address, at which step and why."""
+
+
+class ConnectUnanswered(ConnectFailed):
+    """Nobody is there, or whoever is does not answer, or ended the connection: it may be another thing in a moment."""
 
 
 class ConnectRefused(ConnectFailed):
@@ -45,6 +50,13 @@ class NamespaceShrunk(NamespaceUnusable):
 
 class DeviceBusy(DeviceError):  # noqa: N818
     """Too many calls wait already. The command was never sent: certainly not executed."""
+
+
+def link_failed(what: str, failure: Exception, hint: str = "") -> ConnectFailed:
+    """Return the error of a connection that ended before it was of use."""
+    passing = isinstance(failure, ConnectionLost | DeadlinePassed)
+    kind = ConnectUnanswered if passing else ConnectFailed
+    return kind(f"{what}: {failure}{hint}")
 
 
 def command_failed(what: str, status: int, *, do_not_retry: bool) -> CommandFailed:

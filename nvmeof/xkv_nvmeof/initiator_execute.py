@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xkv_nvmeof.blockdev import DataCorrupted
 from xkv_nvmeof.host_command import Exchange, Outcome
-from xkv_nvmeof.initiator_errors import ConnectFailed, command_failed
+from xkv_nvmeof.initiator_errors import command_failed, link_failed
 
 if TYPE_CHECKING:
     from xkv_nvmeof.command import SubmissionEntry
@@ -66,7 +66,7 @@ async def execute(
         done: asyncio.Future[None] = loop.create_future()
         exchange.on_finish = lambda _exchange, done=done: done.done() or done.set_result(None)
         if link.core.failure is not None:
-            raise ConnectFailed(f"{what}: {link.core.failure}")
+            raise link_failed(what, link.core.failure)
         if connect:
             link.submit_connect(exchange)
         else:
@@ -80,5 +80,6 @@ async def execute(
             case Outcome.CORRUPT:
                 continue
             case _:
-                raise ConnectFailed(f"{what}: {link.core.failure}")
+                assert link.core.failure is not None
+                raise link_failed(what, link.core.failure)
     raise DataCorrupted(f"{what}: the data digest did not match, twice")

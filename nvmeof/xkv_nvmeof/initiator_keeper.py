@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from xkv_nvmeof.blockdev import DeviceState
-from xkv_nvmeof.initiator_errors import ConnectFailed
+from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered
 from xkv_nvmeof.initiator_open import check_namespace, with_address
 from xkv_nvmeof.initiator_options import PathStatus
 from xkv_nvmeof.initiator_path import Path
@@ -79,21 +79,20 @@ class Keeper:
         """Connect for the first time, by whatever path, and keep all of them connected from then on.
 
         Raises:
-            ConnectFailed: or a subclass: of the first path, when none can be used.
+            ConnectFailed: or a subclass, when no path can be used: of the first one that is not merely without an answer.
         """
         attempts = [asyncio.create_task(path.connect(), name="nvme-tcp-connect") for path in self.paths]
         try:
             pending = set(attempts)
             while pending and self.opened is None:
                 _done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for attempt in attempts:
-                if attempt.done() and self.opened is None:
-                    attempt.result()
         except BaseException:
             for attempt in attempts:
                 attempt.cancel()
             await asyncio.gather(*attempts, return_exceptions=True)
             raise
+        if self.opened is None:
+            raise _most_telling(attempts)
         for path, attempt in zip(self.paths, attempts, strict=True):
             path.start(attempt)
 
@@ -165,3 +164,9 @@ class Keeper:
             )
             for listener in list(self.geometry_listeners):
                 listener(before.geometry, view.geometry)
+
+
+def _most_telling(attempts: Sequence[asyncio.Task[None]]) -> BaseException:
+    """Return why attempts failed that all have."""
+    failures = [failure for attempt in attempts if (failure := attempt.exception()) is not None]
+    return next((one for one in failures if not isinstance(one, ConnectUnanswered)), failures[0])

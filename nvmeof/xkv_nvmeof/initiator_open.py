@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Final
 from xkv_nvmeof.blockdev import CommandFailed, DeviceError
 from xkv_nvmeof.initiator_admin import ADMIN_QUEUE_ENTRIES, AdminChannel
 from xkv_nvmeof.initiator_association import NS_PER_MS, Association, Host, configuration
-from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectFailed, IdentityChanged, NamespaceShrunk
+from xkv_nvmeof.initiator_errors import (
+    AuthenticationRefused,
+    ConnectFailed,
+    ConnectUnanswered,
+    IdentityChanged,
+    NamespaceShrunk,
+)
 from xkv_nvmeof.initiator_options import Negotiated
 from xkv_nvmeof.spec import (
     ASYNC_ACCESS_CHANGE,
@@ -100,7 +106,7 @@ async def open_admin(association: Association, nqn: str, keep_alive_ms: int) -> 
             return cntlid, capabilities
         if host.clock() >= deadline_ns:
             waited_ms = capabilities.timeout_ns // NS_PER_MS
-            raise ConnectFailed(f"the controller was not ready within {waited_ms} ms (CAP.TO)")
+            raise ConnectUnanswered(f"the controller was not ready within {waited_ms} ms (CAP.TO)")
         await asyncio.sleep(delay_s)
         delay_s = min(delay_s * 2, _READY_POLL_MAX_S)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.ports import held_port
 from xkv_nvmeof.blockdev import DeviceOffline, DeviceState, OutcomeUnknown
 from xkv_nvmeof.initiator import TargetAddress, TcpInitiator
-from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectRefused, NamespaceUnusable
+from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectRefused, ConnectUnanswered, NamespaceUnusable
 from xkv_nvmeof.spec import AdminOpcode, FabricsType, IoOpcode, Status
 
 from .fake_target import BLOCK, HANG_S, FakeConnection, FakeTarget, Script
@@ -38,13 +38,13 @@ def silent_connect(_conn: FakeConnection, entry: SubmissionEntry) -> list[bytes]
 async def test_a_controller_that_falls_silent_while_connecting_is_given_up_in_time(script: Script) -> None:
     async with FakeTarget(script) as target:
         async with asyncio.timeout(HANG_S):
-            with pytest.raises(ConnectFailed, match="no answer in time"):
+            with pytest.raises(ConnectUnanswered, match="no answer in time"):
                 await connect(target.port, connect_timeout_ms=200)
         await target.until(lambda: not target.connections)
 
 
 async def test_nobody_listening_is_said_with_the_address() -> None:
-    with held_port() as port, pytest.raises(ConnectFailed, match=f"127.0.0.1:{port} .*TCP connect"):
+    with held_port() as port, pytest.raises(ConnectUnanswered, match=f"127.0.0.1:{port} .*TCP connect"):
         await connect(port)
 
 

@@ -16,7 +16,7 @@ import click
 
 from xkv_gateway.binds import host_port
 from xkv_gateway.cli.options import config_option, load_settings
-from xkv_gateway.cli.status import WILDCARDS, split_admin
+from xkv_gateway.cli.status import WILDCARDS, ascii_only, split_admin
 from xkv_gateway.errors import (
     CardUnavailableError,
     ConfigError,
@@ -154,11 +154,6 @@ class AdminClient:
                 return GatewayError(f"{self.where}: {message}")
             case _:
                 return RefusedError(message)
-
-
-def ascii_only(text: str) -> str:
-    """Return `text` with whatever could move a terminal's cursor spelled out."""
-    return text if text.isprintable() else ascii(text)
 
 
 def segment(name: str) -> str:

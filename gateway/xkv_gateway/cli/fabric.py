@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from xkv_nvmeof.kernel.view import View
 
 TOOL_TIMEOUT_S: Final = 10.0
+FABRIC_SCHEMES: Final = {"nvme+tcp", "kernel+tcp", "tcp"}
 
 
 @click.group()
@@ -101,9 +102,9 @@ def _url(given: str | None, configured: str | None) -> KernelCardUrl:
 @click.argument("address")
 @_options
 def discover(address: str, file: Path | None, state_dir: str | None, as_json: bool) -> ExitCode:
-    """Show what the target at ADDRESS (HOST, or HOST:PORT) offers this host. Needs no root."""
+    """Show what the target at ADDRESS (HOST, HOST:PORT, or the URL of a card) offers this host. Needs no root."""
     options, storage, _card = _settings(file, state_dir)
-    host, port = _host_and_port(address)
+    host, port = _host_and_port(_authority(address))
     _judge(storage, host, f"the target {address}")
     try:
         entries = asyncio.run(discover_at(host, port, options, clock=monotonic_ns))
@@ -121,6 +122,18 @@ def discover(address: str, file: Path | None, state_dir: str | None, as_json: bo
     else:
         click.echo("it offers nothing to this host")
     return ExitCode.OK
+
+
+def _authority(text: str) -> str:
+    """Return where a card's URL leads to (with several addresses, the first); anything else is that already."""
+    scheme, found, rest = text.partition("://")
+    if not found:
+        return text
+    if scheme not in FABRIC_SCHEMES:
+        raise ConfigError(
+            f"{text}: there is no target to ask", advice="Write HOST, HOST:PORT or nvme+tcp://..."
+        )
+    return rest.partition("/")[0].partition(",")[0]
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

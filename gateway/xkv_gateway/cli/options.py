@@ -37,6 +37,12 @@ FLAGS: Final = {
         "URL",
         "nvme+tcp://ADDR:4420/NQN?nsid=1, kernel+tcp://..., /dev/... or soft:PATH?size=16GiB.",
     ),
+    "card_wait": Flag(
+        "--card-wait",
+        ("card", "wait"),
+        "HOW",
+        "Whether the start waits for a card that nobody answers for: auto, always or never.",
+    ),
     "bind_address": Flag(
         "--bind-address", ("control", "bind_address"), "ADDRESS", "Address of the control port."
     ),

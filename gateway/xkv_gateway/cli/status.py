@@ -13,7 +13,7 @@ from rich.table import Table
 
 from xkv_gateway.binds import host_port
 from xkv_gateway.cli.options import config_option, load_settings
-from xkv_gateway.errors import ConfigError, ExitCode, GatewayUnreachableError
+from xkv_gateway.errors import ConfigError, ExitCode, GatewayUnreachableError, NotServingError
 from xkv_gateway.service.tokens import read_token
 from xkv_gateway.sizes import format_size
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from xkv_gateway.config import AdminConfig
 
+NO_CARD_YET: Final = "card_offline"
 TIMEOUT_S: Final = 3.0
 ANSWER_BYTES_MAX: Final = 4 << 20
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what was bound, not what is bound
@@ -77,6 +78,7 @@ def fetch_status(host: str, port: int, token: str | None = None) -> dict[str, An
     Raises:
         ConfigError: the gateway asks for another token.
         GatewayUnreachableError: nobody answers there, or somebody else does.
+        NotServingError: it waits for its card.
     """
     where = host_port(host, port)
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
@@ -103,12 +105,20 @@ def fetch_status(host: str, port: int, token: str | None = None) -> dict[str, An
         )
     try:
         answer = json.loads(body)
+        if response.status == http.client.SERVICE_UNAVAILABLE and answer["error"]["code"] == NO_CARD_YET:
+            # A reason may hold what a target has said.
+            raise NotServingError(ascii_only(f"{where}: {answer['error']['message']}"))
         complete = response.status == http.client.OK and {"version", "card", "usage"} <= answer.keys()
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         complete = False
     if not complete:
         raise _somebody_else(where, f"HTTP status {response.status}")
     return dict(answer)
+
+
+def ascii_only(text: str) -> str:
+    """Return `text` with whatever could move a terminal's cursor spelled out."""
+    return text if text.isprintable() else ascii(text)
 
 
 def _somebody_else(where: str, what: str) -> GatewayUnreachableError:

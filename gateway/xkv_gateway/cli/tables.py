@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from xkv_gateway.cli.admin_client import ascii_only
+from xkv_gateway.cli.status import ascii_only
 from xkv_gateway.sizes import format_size
 
 if TYPE_CHECKING:

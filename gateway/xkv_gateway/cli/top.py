@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from xkv_gateway.cli.admin_client import AdminClient, admin_command, ascii_only
+from xkv_gateway.cli.admin_client import AdminClient, admin_command
 from xkv_gateway.cli.quota import share_text
+from xkv_gateway.cli.status import ascii_only
 from xkv_gateway.cli.tables import print_json, size_or
 from xkv_gateway.cli.top_sample import Look, View, view
 from xkv_gateway.clock import monotonic_ns

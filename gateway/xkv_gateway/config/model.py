@@ -34,6 +34,12 @@ class CardConfig(Section):
         " where the disk has no room for that.",
         examples=["nvme+tcp://192.0.2.10:4420/nqn.2014-08.com.example:card0?nsid=1"],
     )
+    wait: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="Whether a start waits for a card that nobody answers for, as when the target boots later than the"
+        ' gateway: "auto" = under a service manager (it is told, and READY=1 comes later), else the start ends with'
+        " exit code 6. A card that answers and is not the right one, or refuses this host, ends it in any case.",
+    )
     au: Size = Field(
         default=64 << 10,
         ge=4 << 10,

@@ -33,12 +33,18 @@ class Notifier:
         self._clock = clock
         self._status = ""
         self._failed = False
+        self.listens = bool(self._address)
+        """Whether there is anybody to tell."""
         self.watchdog_s = _watchdog_s(environment)
         """Longest pause between two signs of life; 0: none are expected."""
 
     def ready(self) -> None:
         """Everything answers (again, after a reload)."""
         self._send("READY=1")
+
+    def starting(self, within_s: float) -> None:
+        """The start goes on, however long it has taken: the next word comes within that time."""
+        self._send(f"EXTEND_TIMEOUT_USEC={round(within_s * US_PER_S)}")
 
     def reloading(self) -> None:
         """A reload begins; `ready` ends it."""

@@ -28,6 +28,7 @@ from xkv_gateway.daemon.ports import CLOSE_GRACE_MS, CLOSE_LINGER_MS, PortOpener
 from xkv_gateway.daemon.report import Reporter
 from xkv_gateway.daemon.stopping import StopRequest
 from xkv_gateway.daemon.upkeep import Reloader, keep_told, sentence
+from xkv_gateway.daemon.waiting import answer_without_card, attach_when_there, waits
 from xkv_gateway.errors import CardLostError, CardUnavailableError, ExitCode
 from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.service.admin import AdminServer, create_app, create_metrics_app
@@ -122,6 +123,7 @@ class Daemon:
                 stopped = asyncio.create_task(self._stop.wait(), name="stop")
                 await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
                 if not starting.done():
+                    self._notifier.stopping()
                     starting.cancel()
                     await asyncio.wait((starting,))
                     return ExitCode.OK
@@ -151,7 +153,7 @@ class Daemon:
         self._notifier.status("opening the card")
         identity = self._identity()
         target = await self._make_target(undo)
-        attached = await self._attach(identity, undo)
+        attached = await self._attach(identity, undo, ports, target)
         if target is not None:
             follow(target, attached)
         session, store = await open_attached(
@@ -177,11 +179,21 @@ class Daemon:
         await keeper.first()
         return keeper
 
-    async def _attach(self, identity: HostIdentity, undo: AsyncExitStack) -> AttachedCard:
+    async def _attach(
+        self, identity: HostIdentity, undo: AsyncExitStack, ports: Ports, target: TargetKeeper | None
+    ) -> AttachedCard:
         keys = read_host_keys(self._config.fabric, self._credentials)
         options = initiator_options(self._config.nvme, identity, keys)
-        attached = await attach(
-            self._card_url(), options, self._storage, clock=self._clock, entropy=self._entropy
+        attached = await attach_when_there(
+            partial(
+                attach, self._card_url(), options, self._storage, clock=self._clock, entropy=self._entropy
+            ),
+            partial(answer_without_card, ports, self._storage),
+            self._notifier,
+            wait=waits(self._config, self._notifier),
+            before=None if target is None else target.first,
+            clock=self._clock,
+            entropy=self._entropy,
         )
         undo.push_async_callback(attached.aclose)
         self._stop.at_force.append(attached.kill)

@@ -179,18 +179,30 @@ def create_app(
 ) -> ASGIApp:
     """Return the application for a listener on `bind`, or on a Unix socket (None), where nobody is asked for a token."""
     operator = OperatorRoutes(sources.administration, sources.clock, sources.meter.renamed)
-    app: ASGIApp = AuditTrail(_starlette(build_routes(AdminRoutes(sources), operator)))
+    app = AuditTrail(_starlette(build_routes(AdminRoutes(sources), operator)))
+    return guarded(app, bind, tokens, storage)
+
+
+def guarded(
+    app: ASGIApp,
+    bind: BindAddress | None,
+    tokens: Callable[[], Tokens] = Tokens,
+    storage: StorageNetworks = NO_STORAGE_NETWORKS,
+) -> ASGIApp:
+    """Return the application behind what is checked on a listener on `bind`, or on a Unix socket (None)."""
     if bind is not None:
-        app = HostCheck(TokenCheck(app, tokens, error_response), bind)
-        if storage:
-            app = StorageCheck(app, storage)
+        app = open_to_all(HostCheck(TokenCheck(app, tokens, error_response), bind), storage)
     return ErrorBoundary(app)
+
+
+def open_to_all(app: ASGIApp, storage: StorageNetworks) -> ASGIApp:
+    """Return the application without any check but that nobody comes from the storage network."""
+    return StorageCheck(app, storage) if storage else app
 
 
 def create_metrics_app(sources: AdminSources, storage: StorageNetworks = NO_STORAGE_NETWORKS) -> ASGIApp:
     """Return the application for an address that may be reached from anywhere: it only reads, and little."""
-    app: ASGIApp = _starlette(AdminRoutes(sources).metrics_routes())
-    return ErrorBoundary(StorageCheck(app, storage) if storage else app)
+    return ErrorBoundary(open_to_all(_starlette(AdminRoutes(sources).metrics_routes()), storage))
 
 
 def _starlette(routes: list[Route]) -> ASGIApp:

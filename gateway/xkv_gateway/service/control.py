@@ -228,7 +228,7 @@ class ControlService:
         keys = BeginLoad(request.ns, request.scope, request.keys, lease)
         if request.region is not None:
             region = self._region(request.region)
-            rooms = _views(region, request.offsets, request.lengths)
+            rooms = views_of(region, request.offsets, request.lengths)
             load = Load(self._store, keys, rooms)
             region.pin()
             self._spawn(call, load, self._finish_load(call, load), region.unpin)
@@ -272,7 +272,7 @@ class ControlService:
         payloads = call.payloads
         if request.region is not None:
             region = self._region(request.region)
-            payloads = _views(region, request.offsets, request.sizes)
+            payloads = views_of(region, request.offsets, request.sizes)
         keys = BeginStore(request.ns, request.scope, request.keys, request.sizes)
         save = Save(self._store, keys, payloads, self._store.clock() + self._store_wait_ns)
         done: Callable[[], None] | None = None
@@ -375,7 +375,8 @@ def _footprint(request: m.Request) -> Footprint | None:
             return None
 
 
-def _views(region: Region, offsets: list[int], lengths: list[int]) -> list[memoryview]:
+def views_of(region: Region, offsets: list[int], lengths: list[int]) -> list[memoryview]:
+    """Return those ranges of a region. Raises RpcError: one is not within it."""
     size_bytes = region.size_bytes
     for offset_bytes, length_bytes in zip(offsets, lengths, strict=True):
         if offset_bytes + length_bytes > size_bytes:

@@ -1,6 +1,7 @@
 """The control port's front: it is open before the card is, so that a taken port is found before a card is touched.
 
-What arrives early waits, in order, for as long as the start takes. The server bounds how much that can be.
+What arrives early waits, in order, for as long as the start takes. The server bounds how much that can be. Where the start
+itself has to wait for a card, somebody stands in who answers at once.
 """
 
 from __future__ import annotations
@@ -16,19 +17,31 @@ class Gate:
 
     def __init__(self) -> None:
         self._service: Handler | None = None
+        self._stand_in: Handler | None = None
         self._early: list[Call] = []
 
     def handle(self, call: Call) -> None:
         """Take a request (see `xkv_rpc.calls.Handler`)."""
-        if self._service is None:
-            self._early.append(call)
-        else:
+        if self._service is not None:
             self._service.handle(call)
+        elif self._stand_in is not None:
+            self._stand_in.handle(call)
+        else:
+            self._early.append(call)
+
+    def stand_in(self, service: Handler | None) -> None:
+        """Let somebody answer who has no card, beginning with what has waited; None: let it wait again."""
+        self._stand_in = service
+        if service is not None:
+            self._answer_early(service)
 
     def open(self, service: Handler) -> None:
         """Serve from now on, beginning with what has waited."""
         assert self._service is None, "a gate opens once"
         self._service = service
+        self._answer_early(service)
+
+    def _answer_early(self, service: Handler) -> None:
         early, self._early = self._early, []
         for call in early:
             service.handle(call)

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.cardurl import KernelCardUrl, NodeCardUrl, SoftCardUrl, TcpCardUrl
-from xkv_gateway.errors import CardUnavailableError, ConfigError
+from xkv_gateway.errors import CardAwayError, CardUnavailableError, ConfigError
 from xkv_gateway.target.softcard import SoftCard
 from xkv_nvmeof.blockdev import DeviceError
 from xkv_nvmeof.initiator import TcpInitiator
+from xkv_nvmeof.initiator_errors import ConnectUnanswered
 from xkv_nvmeof.initiator_options import InitiatorOptions, TargetAddress
 from xkv_nvmeof.kernel.device import KernelDevice
 from xkv_nvmeof.kernel.tool import NvmeTool
@@ -139,7 +140,8 @@ async def attach(
     """Return the card, connected, inside the storage networks; with `read_only` a soft card's file is opened for reading only.
 
     Raises:
-        CardUnavailableError: it cannot be reached or does not accept us; nothing is left running.
+        CardAwayError: nobody answers there; nothing is left running.
+        CardUnavailableError: it cannot be used or does not accept us; nothing is left running.
         FabricRefusedError: it is outside of the storage networks.
     """
     async with AsyncExitStack() as undo:
@@ -173,7 +175,8 @@ async def attach(
                         address, options, clock=clock, entropy=entropy, portals=portals
                     )
         except DeviceError as error:
-            raise CardUnavailableError(f"cannot use the card {url}: {error}", advice=advice) from None
+            kind = CardAwayError if isinstance(error, ConnectUnanswered) else CardUnavailableError
+            raise kind(f"cannot use the card {url}: {error}", advice=advice) from None
         undo.pop_all()
         return AttachedCard(url=url, device=device, soft_card=soft_card)
 

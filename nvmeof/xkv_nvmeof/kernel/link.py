@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from xkv_nvmeof.initiator_errors import ConnectFailed
+from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered
 from xkv_nvmeof.kernel.nvmecli import ConnectOptions, connect_arguments, disconnect_arguments
 from xkv_nvmeof.kernel.sysfs import SYSFS, read_view, text_of
 from xkv_nvmeof.kernel.tool import ToolMissing, ToolStuck
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from xkv_nvmeof.initiator_options import InitiatorOptions
     from xkv_nvmeof.kernel.tool import Ended, NvmeTool
-    from xkv_nvmeof.kernel.view import Controller, Namespace, View
+    from xkv_nvmeof.kernel.view import Namespace, View
 
 log = logging.getLogger(__name__)
 
@@ -176,11 +176,12 @@ class FabricLink:
                     await asyncio.sleep(delay_s)
                     delay_s = min(POLL_MAX_S, 2 * delay_s)
         except TimeoutError:
-            raise NoNamespace(self._missing(path, wanted, timeout_s)) from None
+            if path is not None and not path.live:
+                state = path.state or "in no known state"
+                raise ConnectUnanswered(f"{path.name} is {state} after {timeout_s:.0f} s") from None
+            raise NoNamespace(self._missing(wanted, timeout_s)) from None
 
-    def _missing(self, path: Controller | None, wanted: Wanted, timeout_s: float) -> str:
-        if path is not None and not path.live:
-            return f"{path.name} is {path.state or 'in no known state'} after {timeout_s:.0f} s"
+    def _missing(self, wanted: Wanted, timeout_s: float) -> str:
         there = namespace_of(self._view(), Wanted(wanted.nqn, wanted.nsid))
         if there is not None and (wanted.nguid, wanted.uuid) != (b"", b""):
             return (

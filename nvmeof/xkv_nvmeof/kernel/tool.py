@@ -15,7 +15,7 @@ import signal
 from dataclasses import dataclass
 from typing import Final
 
-from xkv_nvmeof.initiator_errors import ConnectFailed
+from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered
 
 NAME: Final = "nvme"
 PLACES: Final = "/usr/sbin:/usr/local/sbin:/sbin:/usr/bin:/bin"
@@ -29,7 +29,7 @@ class ToolMissing(ConnectFailed):
     """There is no nvme-cli on this host."""
 
 
-class ToolStuck(ConnectFailed):
+class ToolStuck(ConnectUnanswered):
     """nvme-cli did not end in time; Linux still waits for a controller on its behalf."""
 
 

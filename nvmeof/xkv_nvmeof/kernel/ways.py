@@ -7,6 +7,7 @@ whether a connection is there nor whose it is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -17,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from xkv_nvmeof.blockdev import DeviceIdentity, Geometry
-from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
+from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered, NamespaceUnusable
 from xkv_nvmeof.kernel import sysfs
 from xkv_nvmeof.kernel.file import BlockFile, NotABlockDevice
-from xkv_nvmeof.kernel.link import FabricLink
+from xkv_nvmeof.kernel.link import Cause, FabricLink, NotConnected
 from xkv_nvmeof.kernel.view import Subsystem, Wanted, namespace_of, subsystem_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 DEV: Final = Path("/dev")
 TRANSFER_BYTES_MAX: Final = 1 << 20
+LISTENS_S: Final = 1.0
 FOREVER_MS: Final = 600_000
 """Taken for "for ever", where whoever attached a device lets Linux keep commands without an end."""
 
@@ -95,8 +97,13 @@ class FabricWay:
             async with asyncio.timeout(self._options.connect_timeout_ms / 1000):
                 traddr = await resolve(self._address, self._options.admits)
         except TimeoutError:
-            raise ConnectFailed(f"{self._address.host}: its address could not be found in time") from None
-        controller, namespace = await self._link.up(traddr, self._address.port, wanted)
+            raise ConnectUnanswered(f"{self._address.host}: its address could not be found in time") from None
+        try:
+            controller, namespace = await self._link.up(traddr, self._address.port, wanted)
+        except NotConnected as error:
+            if error.cause is not Cause.REFUSED or await _listens(traddr, self._address.port):
+                raise
+            raise ConnectUnanswered(str(error)) from error
         try:
             if self._link.ours:
                 tune(controller, self._options)
@@ -154,11 +161,21 @@ async def resolve(address: TargetAddress, admits: Callable[[str], bool] | None) 
             address.host, address.port, type=socket.SOCK_STREAM
         )
     except OSError as error:
-        raise ConnectFailed(f"{address.host}: {error.strerror or error}") from error
+        raise ConnectUnanswered(f"{address.host}: {error.strerror or error}") from error
     for entry in found:
         if admits is None or admits(str(entry[4][0])):
             return str(entry[4][0])
     raise ConnectFailed(f"{found[0][4][0]} is no address where a card may be")
+
+
+async def _listens(traddr: str, port: int) -> bool:
+    """Tell whether anybody listens there; Linux gives one error for that and for a target that refuses this host."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(LISTENS_S):
+            _, writer = await asyncio.open_connection(traddr, port)
+            writer.close()
+            return True
+    return False
 
 
 def _open(path: Path, node: str | None, *, read_only: bool) -> Opened:
@@ -180,7 +197,8 @@ def _open(path: Path, node: str | None, *, read_only: bool) -> Opened:
     except NotABlockDevice as error:
         raise NamespaceUnusable(str(error)) from None
     except OSError as error:
-        raise NamespaceUnusable(f"{path}: {_explained(error)}") from error
+        away = error.errno in {errno.ENOENT, errno.ENXIO, errno.ENODEV}
+        raise (ConnectUnanswered if away else NamespaceUnusable)(f"{path}: {_explained(error)}") from error
     return describe(file, block, queue)
 
 

@@ -25,7 +25,7 @@ from xkv_nvmeof.blockdev import (
     DeviceState,
     OutcomeUnknown,
 )
-from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
+from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered, NamespaceUnusable
 from xkv_nvmeof.initiator_options import InitiatorOptions
 from xkv_nvmeof.kernel import sysfs
 from xkv_nvmeof.kernel.device import KernelDevice
@@ -36,6 +36,8 @@ from .fake_sysfs import NQN, FakeSysfs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from xkv_nvmeof.blockdev import BlockDevice
 
 SIZE = 16 << 20
 BACK_S = 60.0
@@ -124,6 +126,15 @@ class TestFile(BlockDeviceContract):
         await device.aclose()
         assert way.left == 1
 
+    async def lose_connection(self, device: BlockDevice) -> None:
+        assert isinstance(device, KernelDevice)
+        folder = device._keeper.opened.root / "class/nvme/nvme0/state"
+        states: asyncio.Queue[DeviceState] = asyncio.Queue()
+        device.add_state_listener(lambda state, _reason: states.put_nowait(state))
+        folder.write_text("connecting\n", encoding="ascii")
+        assert await following(states) is DeviceState.OFFLINE
+        folder.write_text("live\n", encoding="ascii")
+
 
 @contextmanager
 def loop_device(file: Path) -> Iterator[Path]:
@@ -184,7 +195,7 @@ async def test_what_is_no_block_device_is_never_opened_or_made(tmp_path: Path, k
             path.mkdir()
         case "character device":
             path = Path("/dev/null")
-    with pytest.raises(NamespaceUnusable):
+    with pytest.raises(ConnectUnanswered if kind == "none" else NamespaceUnusable):
         await connect(NodeWay(path, read_only=False))
     assert kind != "none" or not path.exists()
     assert kind != "file" or path.read_bytes() == b"mine"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
-from xkv_nvmeof.initiator_errors import ConnectFailed
-from xkv_nvmeof.initiator_options import InitiatorOptions
+from tests.ports import held_port
+from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered
+from xkv_nvmeof.initiator_options import InitiatorOptions, TargetAddress
+from xkv_nvmeof.kernel import link as link_module
 from xkv_nvmeof.kernel.link import Cause, FabricLink, NoNamespace, NotConnected, judge
 from xkv_nvmeof.kernel.sysfs import read_view
 from xkv_nvmeof.kernel.tool import NvmeTool, ToolMissing, ToolStuck
 from xkv_nvmeof.kernel.view import Namespace, Peer, Wanted
+from xkv_nvmeof.kernel.ways import FabricWay
 
 from .fake_sysfs import HOST_ID, HOST_NQN, NQN, FakeSysfs
 
@@ -219,3 +224,23 @@ def test_another_host_and_half_an_identity_are_told_apart(bench: Bench, host_id:
     view = read_view(bench.fake.root)
     assert judge(view, PEER, root=True, fabrics=True, tcp=True) is cause
     assert issubclass(NotConnected, ConnectFailed)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_only_where_nobody_listens_a_refusal_may_be_another_thing_in_a_moment(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    """Linux has one error for a target that is not there and for one that does not take this host."""
+    for name in ("FABRICS", "NVME_TCP"):
+        monkeypatch.setattr(link_module, name, tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    bench.on_connect("echo Input/output error >&2; exit 1")
+    with held_port() as port, socket.socket() as server:
+        if listens:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", port))
+            server.listen()
+        address = TargetAddress("127.0.0.1", port, NQN)
+        way = FabricWay(address, InitiatorOptions(HOST_NQN, HOST_ID), bench.tool, WANTED, read_only=False)
+        with pytest.raises(NotConnected if listens else ConnectUnanswered, match="Input/output error"):
+            await way.open(None)
