@@ -9,6 +9,7 @@ the call: nothing of it is left to be taken for the answer to the next one.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import json
 import logging
@@ -45,6 +46,7 @@ REQUEST_BYTES_MAX: Final = 32 << 10
 REPLY_BYTES_MAX: Final = 64 << 20
 TIMEOUT_MS: Final = 5_000
 _CHUNK_BYTES: Final = 256 << 10
+_TAIL_BYTES: Final = 16
 _SILENT: Final = logging.CRITICAL + 1
 
 
@@ -157,7 +159,7 @@ class _Connection(JSONRPCClient):  # type: ignore[misc] # the package has no typ
                 raise SpdkBrokenError(method, f"the answer is longer than {REPLY_BYTES_MAX} bytes")
             # While more is there already, it cannot be the end: a long answer is parsed once.
             ended = not chunk
-            if ended or (buffer.endswith((b"}", b"}\n", b"}\r\n")) and not poll.poll(0)):
+            if ended or (_may_be_whole(buffer) and not poll.poll(0)):
                 with contextlib.suppress(json.JSONDecodeError):
                     return _decode(method, buffer)
             if ended:
@@ -176,12 +178,23 @@ class _Connection(JSONRPCClient):  # type: ignore[misc] # the package has no typ
             self.sock.close()
 
 
+def _may_be_whole(buffer: bytearray) -> bool:
+    """Tell whether it is worth to look for the end: a short answer may have anything behind it."""
+    return len(buffer) <= _CHUNK_BYTES or buffer[-_TAIL_BYTES:].rstrip().endswith(b"}")
+
+
 def _decode(method: str, buffer: bytearray) -> Any:
     """Return the first value in the buffer. Raises JSONDecodeError: it is not whole yet, or none."""
     try:
-        return _DECODER.raw_decode(buffer.decode().lstrip())[0]
+        # A character may have come in part.
+        text = codecs.getincrementaldecoder("utf-8")().decode(buffer)
+        return _DECODER.raw_decode(text.lstrip())[0]
+    except json.JSONDecodeError:
+        raise
     except UnicodeDecodeError:
         raise SpdkBrokenError(method, "the answer is not UTF-8") from None
+    except ValueError:
+        raise SpdkBrokenError(method, "the answer holds a number that is none") from None
     except RecursionError:
         raise SpdkBrokenError(method, "the answer is nested too deeply") from None
 

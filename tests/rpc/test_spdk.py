@@ -98,6 +98,7 @@ SMILE: Final = "😀" * 3
         sends(lambda request: whole(request) + whole(request, "another", 99)),
         sends(lambda request: b"\n  " + whole(request)),
         sends(*[lambda request, i=i: whole(request)[i : i + 1] for i in range(60)]),
+        sends(lambda request: whole(request) + b' \t\r\n\n{"jsonrpc":"2.0","met'),
     ],
     ids=[
         "at once",
@@ -107,6 +108,7 @@ SMILE: Final = "😀" * 3
         "two answers at once",
         "spaces",
         "byte by byte",
+        "the beginning of something else behind it",
     ],
 )
 async def test_an_answer_counts_however_it_arrives(client: SpdkClient, fake: FakeSpdk, script: Any) -> None:
@@ -139,8 +141,22 @@ async def test_a_character_that_is_split_over_two_parts_is_one_character(
         sends(lambda request: b'{"id":%d}\n' % request["id"]),
         sends(lambda request: b'{"id":%d,"result":"\xff"}\n' % request["id"]),
         sends(lambda request: b'{"id":1,"result":' + b"[" * 100_000 + b"}\n", close=True),
+        sends(lambda request: b'{"id":1,"result":' + b"9" * 5_000 + b"}\n"),
+        sends(lambda request: b'{"jsonrpc":"2.0","method":"notify","params":{}}\n' + whole(request)),
     ],
-    ids=["cut", "empty", "another id", "two others", "no id", "a list", "no result", "not UTF-8", "deep"],
+    ids=[
+        "cut",
+        "empty",
+        "another id",
+        "two others",
+        "no id",
+        "a list",
+        "no result",
+        "not UTF-8",
+        "deep",
+        "a number beyond all bounds",
+        "a notification",
+    ],
 )
 async def test_what_is_no_answer_is_an_error_and_the_next_call_works(
     client: SpdkClient, fake: FakeSpdk, script: Any

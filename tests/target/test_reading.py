@@ -84,7 +84,7 @@ def test_answers_of_another_shape_are_no_facts(value: Any) -> None:
     read.read_pid(value)
     read.read_version(value)
     read.read_startup(value)
-    readers = (read.read_transport, read.read_keys, read.read_bdevs, read.read_stores)
+    readers = (read.read_methods, read.read_transport, read.read_keys, read.read_bdevs, read.read_stores)
     for reader in (*readers, lambda answer: read.read_subsystems(answer, answer)):
         if isinstance(value, list):
             assert not reader(value)

@@ -6,6 +6,7 @@ A field that is missing, or is not what it was, is None: not known. Whoever comp
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 from xkv_gateway.target.desired import Listener
 
 SPDK_NAME: Final = "SPDK"
+PORT: Final = re.compile("[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,13 @@ def _flag(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
+def read_methods(methods: Any) -> frozenset[str]:
+    """Read `rpc_get_methods`."""
+    if not isinstance(methods, list):
+        raise UnreadableAnswerError("the answer to rpc_get_methods is no list")
+    return frozenset(name for name in methods if isinstance(name, str))
+
+
 def read_pid(reactors: Any) -> int | None:
     """Read `framework_get_reactors`."""
     return _number(_table(reactors).get("pid"))
@@ -240,7 +249,7 @@ def read_stores(stores: Any) -> tuple[ActualStore, ...]:
 def _listener(params: Mapping[str, Any], *, tls: bool) -> ActualListener:
     """Read an address."""
     ip, port = _text(params.get("traddr")), params.get("trsvcid")
-    number = int(port) if isinstance(port, str) and port.isascii() and port.isdecimal() else _number(port)
+    number = int(port) if isinstance(port, str) and PORT.fullmatch(port) else _number(port)
     if str(params.get("trtype")).upper() != "TCP" or ip is None or number is None:
         return ActualListener(None, params, tls)
     try:

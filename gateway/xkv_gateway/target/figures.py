@@ -59,7 +59,7 @@ def read_sample(iostat: Any) -> Sample:
                 )
             ),
         ]
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, OverflowError):
         raise UnreadableAnswerError(
             "the answer to bdev_get_iostat has not the counters of one bdev"
         ) from None

@@ -44,7 +44,7 @@ async def look(client: SpdkClient) -> ActualTarget:
 
 
 async def _look(client: SpdkClient) -> ActualTarget:
-    methods = await client.call("rpc_get_methods", {"current": True})
+    methods = read.read_methods(await client.call("rpc_get_methods", {"current": True}))
     reactors = await client.call("framework_get_reactors") if "framework_get_reactors" in methods else None
     version = read.read_version(await client.call("spdk_get_version"))
     if START_METHOD in methods:
@@ -60,11 +60,16 @@ async def _look(client: SpdkClient) -> ActualTarget:
         version=version,
         transport=read.read_transport(await client.call("nvmf_get_transports")),
         startup=read.read_startup(saved),
-        keys=read.read_keys(await client.call("keyring_get_keys")),
+        keys=read.read_keys(await _listed(client, methods, "keyring_get_keys")),
         bdevs=read.read_bdevs(await client.call("bdev_get_bdevs")),
-        stores=read.read_stores(await client.call("bdev_lvol_get_lvstores")),
+        stores=read.read_stores(await _listed(client, methods, "bdev_lvol_get_lvstores")),
         subsystems=read.read_subsystems(await client.call("nvmf_get_subsystems"), saved),
     )
+
+
+async def _listed(client: SpdkClient, methods: frozenset[str], method: str) -> Any:
+    """Return what a method lists: nothing, where the target was built without what it is about."""
+    return await client.call(method) if method in methods else []
 
 
 async def pid_of(client: SpdkClient) -> int:

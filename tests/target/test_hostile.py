@@ -1,0 +1,112 @@
+"""A target whose answers are nonsense, or that was built without a part of it: an error that says so, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.target.fake_spdk import FakeSpdk, RpcFault, fake_spdk
+from tests.target.model_spdk import ModelVolumes
+from tests.target.settings import KEYED, wanted
+from xkv_gateway.errors import TargetError
+from xkv_gateway.target import spdk
+from xkv_rpc.addresses import SpdkAddress
+from xkv_rpc.spdk import SpdkClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from xkv_gateway.target.desired import DesiredTarget
+
+HANG_S: Final = 60.0
+READING: Final = (
+    "rpc_get_methods",
+    "framework_get_reactors",
+    "spdk_get_version",
+    "framework_wait_init",
+    "bdev_wait_for_examine",
+    "framework_get_config",
+    "nvmf_get_transports",
+    "keyring_get_keys",
+    "bdev_get_bdevs",
+    "bdev_lvol_get_lvstores",
+    "nvmf_get_subsystems",
+)
+NONSENSE: Final = (
+    b"null",
+    b"true",
+    b"-1",
+    b"1e999",
+    b'"\\ud800"',
+    b"{}",
+    b"[null, [], {}]",
+    b"9" * 5_000,
+    b"[" * 3_000 + b"]" * 3_000,
+    b'[{"name": "\\ud800", "trtype": {}, "nqn": [], "path": 7}]',
+    b'{"pid": 1e400, "version": ["x"]}',
+    b'[{"nqn": "nqn.2014-08.com.example:card0", "hosts": 5, "serial_number": 7, "namespaces": [{"nsid": "x"}],'
+    b' "listen_addresses": [{"trtype": "TCP", "traddr": "127.0.5.1", "trsvcid": "' + b"9" * 5_000 + b'"}]}]',
+    b'[{"name": "xkv-bdev0", "block_size": -5, "num_blocks": 0, "aliases": {"a": 1}, "driver_specific": []}]',
+)
+
+
+@contextlib.asynccontextmanager
+async def target(
+    folder: Path, model: ModelVolumes
+) -> AsyncIterator[tuple[FakeSpdk, SpdkClient, DesiredTarget]]:
+    path = folder / "s"
+    async with fake_spdk(path, model.handle) as fake, asyncio.timeout(HANG_S):
+        client = SpdkClient(SpdkAddress(str(path)), clock=time.monotonic_ns, timeout_ms=30_000)
+        yield fake, client, replace(wanted(), rpc=SpdkAddress(str(path)))
+        client.close()
+
+
+@pytest.mark.parametrize("method", READING)
+async def test_whatever_it_answers_it_is_read_or_that_is_an_error_of_the_target(
+    tmp_path: Path, method: str
+) -> None:
+    async with target(tmp_path, ModelVolumes()) as (fake, client, desired):
+        await spdk.apply(client, desired)
+        for answer in NONSENSE:
+
+            async def script(
+                request: dict[str, Any], writer: asyncio.StreamWriter, answer: bytes = answer
+            ) -> bool:
+                if request["method"] == method:
+                    writer.write(b'{"jsonrpc":"2.0","id":%d,"result":%b}\n' % (request["id"], answer))
+                return bool(request["method"] == method)
+
+            fake.script = script
+            for call in (spdk.look(client), spdk.pid_of(client)):
+                with contextlib.suppress(TargetError):
+                    await call
+        fake.script = None
+        assert await spdk.apply(client, desired) == ()
+
+
+class Without(ModelVolumes):
+    """A target that was built without keys and volumes."""
+
+    missing = ("keyring_", "bdev_lvol_")
+
+    def handle(self, method: str, params: dict[str, Any]) -> Any:
+        if method.startswith(self.missing):
+            raise RpcFault(-32601, "Method not found")
+        answer = super().handle(method, params)
+        return (
+            [name for name in answer if not name.startswith(self.missing)] if "methods" in method else answer
+        )
+
+
+async def test_a_target_without_keys_and_volumes_is_made_where_none_are_asked_for(tmp_path: Path) -> None:
+    async with target(tmp_path, Without()) as (_fake, client, desired):
+        assert await spdk.apply(client, desired)
+        assert await spdk.apply(client, desired) == ()
+        with pytest.raises(TargetError, match="keyring_file_add_key"):
+            await spdk.apply(client, replace(wanted(hosts=[KEYED]), rpc=desired.rpc))
