@@ -93,7 +93,7 @@ async def test_a_process_that_dies_again_and_again_is_started_again_and_moves(tm
     ready = await card.start()
     places: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     keeper = asyncio.create_task(card.run(lambda host, port: places.put_nowait((host, port))))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         for restarts in (1, 2):
             pid = card.facts.pid
             assert pid is not None

@@ -35,7 +35,7 @@ SIZE_STEP_BYTES: Final = 64 << 20
 DISK_SHARE: Final = 0.9
 """Share of the free disk that a default card may take: the rest of the machine needs some too."""
 
-START_TIMEOUT_S: Final = 20.0
+START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 1.0
 BACKOFF_MIN_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
