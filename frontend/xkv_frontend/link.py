@@ -21,6 +21,10 @@ UNREAD_BYTES_MAX: Final = 256 << 10
 """Beyond this nothing is read from the socket until it has been passed on."""
 HEAD_BYTES_MAX: Final = 64 << 10
 JOIN_BYTES_MAX: Final = 64 << 10
+INFORMATIONAL_MAX: Final = 64
+"""Answers that only announce the answer (1xx)."""
+STATUS_MAX: Final = 599
+_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Fault(Enum):
@@ -38,6 +42,18 @@ class UpstreamError(Exception):
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.name.lower())
         self.fault = fault
+
+
+def _checked(answer: h11.Response) -> tuple[int, list[tuple[bytes, bytes]]]:
+    """Return status and headers of an answer.
+
+    Raises:
+        UpstreamError: There is no such status, or the length is told in two ways: it is not clear where the answer ends.
+    """
+    headers = [*answer.headers]
+    if answer.status_code > STATUS_MAX or {name for name, _ in headers} >= _LENGTHS:
+        raise UpstreamError(Fault.BROKE_OFF)
+    return answer.status_code, headers
 
 
 class Link(asyncio.Protocol):
@@ -121,12 +137,13 @@ class Link(asyncio.Protocol):
         self._transport.write(head)
         del head
         self._http.send(h11.EndOfMessage())
-        while True:
+        for _ in range(INFORMATIONAL_MAX):
             event = await self._event()
             if isinstance(event, h11.Response):
-                return event.status_code, [*event.headers]
+                return _checked(event)
             if not isinstance(event, h11.InformationalResponse):
-                raise UpstreamError(Fault.BROKE_OFF)
+                break
+        raise UpstreamError(Fault.BROKE_OFF)
 
     async def piece(self) -> bytes:
         """Return all of the body that has come, at least one byte; `b""` is its end.

@@ -142,7 +142,7 @@ async def _pass_on(
 ) -> None:
     if status in REDIRECTS:
         raise Refusal(Code.UPSTREAM_FAILED, "the upstream redirects")
-    kept = reply_headers(headers, exchange.id.encode())
+    kept = reply_headers(status, headers, exchange.id.encode())
     await send({"type": "http.response.start", "status": status, "headers": kept})
     try:
         while piece := await link.piece():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -96,10 +98,43 @@ async def test_status_bytes_and_type_arrive_unchanged(
     assert found.keys() <= headers.keys() | {"content-length", "date", "x-request-id", "connection"}
 
 
-async def test_an_empty_204_is_passed(front: Running, fake: FakeVllm) -> None:
-    fake.script = answering(b"HTTP/1.1 204 No Content\r\n\r\n")
-    status, _, body = parts_of(await talk(front.port, POST))
+@pytest.mark.parametrize("length", [b"", b"Content-Length: 0\r\n", b"Content-Length: 5\r\n"])
+async def test_an_empty_204_is_passed(front: Running, fake: FakeVllm, length: bytes) -> None:
+    fake.script = answering(b"HTTP/1.1 204 No Content\r\n" + length + b"\r\n")
+    status, headers, body = parts_of(await talk(front.port, POST))
     assert (status, body) == (204, b"")
+    assert not headers.keys() & {"content-length", "transfer-encoding"}
+
+
+async def test_what_only_announces_the_answer_is_not_passed(front: Running, fake: FakeVllm) -> None:
+    early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+    fake.script = answering(early + json_reply({"x": 1}))
+    status, headers, body = parts_of(await talk(front.port, POST))
+    assert (status, json.loads(body)) == (200, {"x": 1})
+    assert "link" not in headers
+
+
+@pytest.mark.parametrize("reset", [True, False])
+async def test_an_answer_without_a_length_ends_well_only_if_its_connection_does(
+    front: Running, fake: FakeVllm, reset: bool
+) -> None:
+    async def script(_: Recorded, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{}")
+        if reset:
+            await passed.wait()
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    passed = asyncio.Event()
+    fake.script = script
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(POST)
+    answer = await reader.readuntil(b"{}")
+    passed.set()
+    answer += await reader.read()
+    writer.close()
+    assert answer.endswith(LAST_CHUNK) == (not reset)
 
 
 async def test_a_hundred_megabytes_pass_without_being_held(front: Running, fake: FakeVllm) -> None:
@@ -197,6 +232,11 @@ async def test_more_than_announced_is_cut_at_what_was_announced(front: Running, 
         b"not http at all\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
         b"HTTP/1.1 999999 X\r\n\r\n",
+        b"HTTP/1.1 600 X\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nhello",
+        b"HTTP/1.1 102 Processing\r\n\r\n" * 1000,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 5\r\n\r\nhello",
+        CHUNKED_HEAD.replace(b"\r\n", b"\r\nContent-Length: 3\r\n", 1) + chunk(b"hello") + LAST_CHUNK,
     ],
 )
 async def test_an_upstream_that_does_not_answer_in_http_is_a_502(

@@ -25,6 +25,8 @@ _JSON_TYPE: Final = re.compile(
 )
 _ACCEPT: Final = re.compile(rb"[A-Za-z0-9*/+.;=, -]{1,256}")
 
+NO_CONTENT: Final = 204
+"""Such an answer has no body, and may not tell a length (RFC 9110, 8.6)."""
 REPLY_HEADERS: Final = frozenset(
     {b"content-type", b"content-length", b"content-encoding", b"cache-control", b"retry-after"}
 )
@@ -113,9 +115,10 @@ def upstream_headers(
     return headers
 
 
-def reply_headers(headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:
+def reply_headers(status: int, headers: Headers, request_id: bytes) -> list[tuple[bytes, bytes]]:
     """Return what of the upstream's headers goes to the client, and the request's id."""
-    kept = [(name.lower(), value) for name, value in headers if name.lower() in REPLY_HEADERS]
+    passed = REPLY_HEADERS - {b"content-length"} if status == NO_CONTENT else REPLY_HEADERS
+    kept = [(name.lower(), value) for name, value in headers if name.lower() in passed]
     return [*kept, (b"x-request-id", request_id)]
 
 
