@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 _NS_PER_MS: Final = 1_000_000
 REPLIES_PER_TURN: Final = 64
 """Replies taken in one turn of the loop before everything else gets its turn."""
-BUFFER_RELEASE_S: Final = 0.1
-"""After a reset the transport lets go of payloads within microseconds; this bounds the wait for that."""
+BUFFER_RELEASE_S: Final = 5.0
+"""After a reset the transport lets go of payloads as soon as its thread has its turn, within microseconds unless the machine is
+very busy; this bounds the wait for that."""
 _STAGES: Final[dict[type[XkvRpcError], str]] = {
     TooManyCallsError: "every call slot of the client was in use",
     GatewayUnreachableError: "no connection",
