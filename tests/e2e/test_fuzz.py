@@ -10,7 +10,6 @@ import contextlib
 import os
 import random
 import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 INPUTS: Final = int(os.environ.get("TEST_FUZZ_INPUTS", "400"))
 SEED: Final = 6
-LOOKUP_S_MAX: Final = 5.0
+SERVED_WITHIN_S: Final = 0.05
 GROWTH_BYTES_MAX: Final = 48 << 20
 GOOD: Final = {"v": 1, "id": 7, "op": "lookup", "ns": "", "scope": b"", "keys": [b"k"]}
 CONSTANTS: Final = (
@@ -125,6 +124,11 @@ def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def loop_spent_s(pid: int) -> float:
+    """Return the processor time of the thread that serves: unlike the time of a clock, other processes add nothing to it."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
@@ -160,17 +164,17 @@ async def survives(gateway: Gateway, port: int, make: Callable[[random.Random], 
     before = rss_bytes(pid)
     inputs = [make(rng) for _ in range(INPUTS)]
     throwing = asyncio.get_running_loop().run_in_executor(None, throw, address, inputs)
-    times_s = []
+    spent_s = []
     async with gateway.client() as client:
         while not throwing.done():
-            since = time.monotonic()
+            since_s = loop_spent_s(pid)
             assert (await client.lookup("", b"", [b"good"])).hits == 1
-            times_s.append(time.monotonic() - since)
+            spent_s.append(loop_spent_s(pid) - since_s)
             await asyncio.sleep(0.01)
         await throwing
     assert rss_bytes(pid) - before < GROWTH_BYTES_MAX
-    # The 95th percentile, with much room for a machine that is busy with other tests.
-    assert sorted(times_s)[int(len(times_s) * 0.95)] < LOOKUP_S_MAX
+    # What a good client waits for, were the gateway alone on its machine: whatever nonsense it deals with first, and the answer.
+    assert max(spent_s) < SERVED_WITHIN_S
     assert "Traceback" not in gateway.log_text
 
 

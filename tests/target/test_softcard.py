@@ -72,6 +72,17 @@ async def test_a_process_that_does_not_start_is_told_with_its_own_words(tmp_path
     await card.aclose()
 
 
+async def test_a_process_that_says_nothing_in_time_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xkv_gateway.target.softcard.START_TIMEOUT_S", 0)
+    card = SoftCard(tmp_path / "card.img", 128 << 20, clock=time.monotonic_ns)
+    with pytest.raises(CardUnavailableError, match="did not answer within 0 s"):
+        await card.start()
+    assert card.facts.pid is None
+    await card.aclose()
+
+
 async def test_a_file_that_is_no_soft_card_is_left_alone_and_the_advice_holds_for_every_command(
     tmp_path: Path,
 ) -> None:

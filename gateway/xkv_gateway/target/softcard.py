@@ -145,13 +145,14 @@ class SoftCard:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 line = await process.stdout.readline()
-            ready = _parse_ready(line)
-        except (TimeoutError, ValueError):
-            ready = None
+            ready, late = _parse_ready(line), False
+        except (TimeoutError, ValueError) as error:
+            ready, late = None, isinstance(error, TimeoutError)
         if ready is None:
             await self._end()
+            words = f"it did not answer within {START_TIMEOUT_S:.0f} s" if late else self._last_words()
             raise CardUnavailableError(
-                f"the soft card {self._path} did not start: {self._last_words()}",
+                f"the soft card {self._path} did not start: {words}",
                 advice="The file was left alone. If a gateway or a command has it, end that; else name another: soft:PATH?size=16GiB",
             )
         self._started_ns = self._clock()
@@ -201,7 +202,7 @@ class SoftCard:
         if self._tail:
             return " / ".join(line.removeprefix("Error: ") for line in self._tail)
         code = self._process.returncode if self._process else None
-        return f"it did not answer within {START_TIMEOUT_S:.0f} s" if code is None else _exit_words(code)
+        return "it does not end" if code is None else _exit_words(code)
 
     async def _end(self) -> None:
         process, pump = self._process, self._pump
