@@ -219,7 +219,7 @@ class Assembly:
             settings.require_cache_salt,
         )
         algorithm = str(getattr(cache, "prefix_caching_hash_algo", ""))
-        if algorithm.startswith("xxhash") and not self._engine.hash_seeded:
+        if not algorithm.startswith("sha256") and not self._engine.hash_seeded:
             self._warn(
                 f"prefix_caching_hash_algo {algorithm} without PYTHONHASHSEED: hashes differ in every run, so nothing is "
                 "found again after a restart; sha256_cbor is recommended"

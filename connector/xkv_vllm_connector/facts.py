@@ -4,14 +4,50 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from xkv_vllm_connector.groups import GroupFacts, Kind, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
 _UNKNOWN: Final = object()
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+_FIXED_ROPES: Final = frozenset(
+    {
+        "default",
+        "linear",
+        "llama3",
+        "mllama4",
+        "yarn",
+        "deepseek_yarn",
+        "deepseek_llama_scaling",
+        "mrope",
+        "proportional",
+    }
+)
+"""Kinds of rotary embeddings that are the same whatever the longest context is that the engine was started with."""
+
+_FIELDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "attention": ("attention_config", ("backend", "backend_per_kind", "indexer_kv_dtype")),
+    "cp_interleave": ("parallel_config", ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size")),
+    "cache_dtypes": ("cache_config", ("cache_dtype", "kv_cache_dtype_skip_layers")),
+    "implementation": (
+        "model_config",
+        ("model_impl", "model_class_overrides", "config_format", "code_revision"),
+    ),
+    "load_format": ("load_config", ("load_format",)),
+    "multimodal": (
+        "model_config.multimodal_config",
+        ("mm_processor_kwargs", "video_pruning_rate", "video_pruning_method", "mm_device_do_normalize"),
+    ),
+    "quantization": ("model_config", ("quantization", "quantization_config")),
+    "state": ("cache_config", ("use_replayssm", "replayssm_buffer_len", "use_kda_recoverssm")),
+    "weights": ("model_config", ("model", "model_weights", "revision")),
+}
+"""Parts of the fingerprint that are settings of vLLM, as they are."""
 
 _KINDS: Final[Mapping[str, Kind]] = {
     "full_attention": Kind.FULL,
@@ -101,11 +137,8 @@ def fingerprint_parts(
     parallel = vllm_config.parallel_config
     hf_config = getattr(model, "hf_config", None)
     return {
-        "attention_backend": _text(
-            getattr(getattr(vllm_config, "attention_config", None), "backend", _UNKNOWN)
-        ),
+        **{name: _settings(vllm_config, *where) for name, where in _FIELDS.items()},
         "block_size": _number(cache, "block_size"),
-        "cache_dtype": _text(getattr(cache, "cache_dtype", _UNKNOWN)),
         "chunk_tokens": chunk_tokens,
         "commit": _text(getattr(hf_config, "_commit_hash", None) or _UNKNOWN),
         "dcp_size": _number(parallel, "decode_context_parallel_size"),
@@ -120,19 +153,46 @@ def fingerprint_parts(
             or getattr(cache, "kv_cache_layout", None)
             or _UNKNOWN
         ),
-        "model": _text(getattr(model, "model", _UNKNOWN)),
         "pcp_size": _number(parallel, "prefill_context_parallel_size"),
         "pp_size": _number(parallel, "pipeline_parallel_size"),
-        "quantization": _text(getattr(model, "quantization", _UNKNOWN)),
-        "revision": _text(getattr(model, "revision", _UNKNOWN)),
+        "rope_length": _rope_length(model, hf_config),
         "runner": _text(getattr(vllm_config, "use_v2_model_runner", _UNKNOWN)),
         "speculative": _speculative(getattr(vllm_config, "speculative_config", None)),
         "tp_size": _number(parallel, "tensor_parallel_size"),
     }
 
 
+def _settings(vllm_config: Any, section: str, names: tuple[str, ...]) -> list[str | None]:
+    owner = vllm_config
+    for name in section.split("."):
+        owner = getattr(owner, name, None)
+    return [_text(getattr(owner, name, _UNKNOWN)) for name in names]
+
+
 def _text(value: object) -> str | None:
-    return None if value is _UNKNOWN else str(value)
+    # Where an object lies in memory says nothing about it, and differs in every run.
+    return None if value is _UNKNOWN else _ADDRESS.sub("", str(value))
+
+
+def _rope_length(model: Any, hf_config: Any) -> int | None:
+    """Return the longest context where positions are encoded by it, 0 where they are not, None where nobody knows."""
+    to_dict = getattr(hf_config, "to_dict", None)
+    if to_dict is None:
+        return None
+    fixed = all(kind in _FIXED_ROPES for kind in _rope_kinds(to_dict()))
+    return 0 if fixed else _number(model, "max_model_len")
+
+
+def _rope_kinds(described: object) -> Iterator[str]:
+    """Find the kinds of rotary embeddings in a model's configuration, wherever they are."""
+    if isinstance(described, Mapping):
+        for name, value in described.items():
+            if name in {"rope_scaling", "rope_parameters"} and isinstance(value, Mapping):
+                yield from (str(value[key]) for key in ("rope_type", "type") if value.get(key) is not None)
+            yield from _rope_kinds(value)
+    elif isinstance(described, list | tuple):
+        for value in described:
+            yield from _rope_kinds(value)
 
 
 def _number(owner: object, name: str) -> int | None:
@@ -180,7 +240,7 @@ def _digest_of(hf_config: Any) -> str | None:
     # Says which release of a library wrote the file, and nothing about the model.
     described.pop("transformers_version", None)
     described.pop("_name_or_path", None)
-    raw = json.dumps(described, sort_keys=True, default=str).encode()
+    raw = json.dumps(described, sort_keys=True, default=_text).encode()
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 

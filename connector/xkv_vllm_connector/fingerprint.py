@@ -19,11 +19,12 @@ FORMAT: Final = 1
 """The layout of objects and keys; raised whenever either changes."""
 
 PARTS: Final = (
-    "attention_backend",
+    "attention",
     "block_size",
-    "cache_dtype",
+    "cache_dtypes",
     "chunk_tokens",
     "commit",
+    "cp_interleave",
     "dcp_size",
     "device",
     "dtype",
@@ -31,17 +32,21 @@ PARTS: Final = (
     "hash_algorithm",
     "hash_block_size",
     "hf_config",
+    "implementation",
     "kv_cache_layout",
-    "model",
+    "load_format",
     "model_fingerprint",
+    "multimodal",
     "pcp_size",
     "pp_size",
     "quantization",
-    "revision",
+    "rope_length",
     "runner",
     "speculative",
+    "state",
     "tp_size",
     "vllm_version",
+    "weights",
 )
 """What goes in, each always."""
 

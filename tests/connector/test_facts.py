@@ -67,21 +67,27 @@ def vllm_config(**changes: Any) -> Space:
     """Change anything by `section__name=value`."""
     sections: dict[str, dict[str, Any]] = {
         "model_config": {
-            "model": "m", "revision": None, "dtype": "bfloat16", "quantization": None, "hf_config": HfConfig()
+            "model": "m", "revision": None, "dtype": "bfloat16", "quantization": None, "hf_config": HfConfig(),
+            "quantization_config": None, "model_weights": "", "max_model_len": 4096, "model_impl": "auto",
+            "model_class_overrides": {}, "config_format": "auto", "code_revision": None,
+            "multimodal_config": Space(mm_processor_kwargs=None, video_pruning_rate=None),
         },
         "cache_config": {
             "block_size": 16, "cache_dtype": "auto", "prefix_caching_hash_algo": "sha256_cbor",
-            "enable_prefix_caching": True, "kv_cache_layout": None,
+            "enable_prefix_caching": True, "kv_cache_layout": None, "kv_cache_dtype_skip_layers": [],
+            "use_replayssm": False, "replayssm_buffer_len": 16,
         },
         "parallel_config": {
             "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "decode_context_parallel_size": 1,
             "prefill_context_parallel_size": 1, "world_size": 1, "rank": 0,
+            "cp_kv_cache_interleave_size": 1, "dcp_kv_cache_interleave_size": 1,
         },
         "kv_transfer_config": {
             "kv_load_failure_policy": "fail", "is_kv_producer": True, "is_kv_consumer": True
         },
         "device_config": {"device_type": "cuda"},
-        "attention_config": {"backend": None},
+        "attention_config": {"backend": None, "backend_per_kind": {}, "indexer_kv_dtype": "auto"},
+        "load_config": {"load_format": "auto"},
     }  # fmt: skip
     top: dict[str, Any] = {"use_v2_model_runner": False, "speculative_config": None}
     for name, value in changes.items():
@@ -118,7 +124,28 @@ def test_all_parts_are_collected() -> None:
         {"parallel_config__decode_context_parallel_size": 2},
         {"device_config__device_type": "cpu"},
         {"attention_config__backend": "FLASHINFER"},
+        {"attention_config__backend_per_kind": {"mla": "FLASHMLA"}},
+        {"attention_config__indexer_kv_dtype": "fp8"},
         {"use_v2_model_runner": True},
+        # Each rank has other tokens of a block.
+        {"parallel_config__cp_kv_cache_interleave_size": 16},
+        {"parallel_config__prefill_context_parallel_size": 2},
+        # Other weights under the same name, or the same weights in another order.
+        {"load_config__load_format": "dummy"},
+        {"model_config__model_weights": "/elsewhere"},
+        {"model_config__quantization_config": {"linear": "fp8"}},
+        {"model_config__model_impl": "transformers"},
+        {"model_config__config_format": "mistral"},
+        {"model_config__code_revision": "abc"},
+        {"model_config__multimodal_config": Space(mm_processor_kwargs=None, video_pruning_rate=0.5)},
+        {
+            "model_config__multimodal_config": Space(
+                mm_processor_kwargs={"max_pixels": 9}, video_pruning_rate=None
+            )
+        },
+        {"model_config__multimodal_config": None},
+        {"cache_config__kv_cache_dtype_skip_layers": ["0"]},
+        {"cache_config__use_replayssm": True},
         {"speculative_config": Space(method="eagle", model="d", revision=None, draft_model_config=None)},
     ],
     ids=lambda change: next(iter(change)),
@@ -142,6 +169,38 @@ def test_every_difference_between_two_engines_is_in_the_parts(change: dict[str, 
 )
 def test_every_difference_between_two_caches_is_in_the_parts(other: Space) -> None:
     assert parts(vllm_config(), other) != parts(vllm_config())
+
+
+@pytest.mark.parametrize(
+    ("rope", "counts"),
+    [
+        (None, False),
+        ({"rope_type": "default", "rope_theta": 1e6}, False),
+        ({"rope_type": "yarn", "factor": 4.0}, False),
+        ({"type": "linear", "factor": 2.0}, False),
+        ({"rope_type": "longrope", "long_factor": [1.0]}, True),
+        ({"type": "dynamic", "factor": 2.0}, True),
+        ({"rope_type": "made up"}, True),
+    ],
+)
+@pytest.mark.parametrize("inner", [False, True])
+def test_the_longest_context_counts_where_positions_depend_on_it(
+    rope: dict[str, Any] | None, *, inner: bool, counts: bool
+) -> None:
+    """Some models are rotated otherwise once they are started for long contexts; for the others it would cost their cache."""
+    values = {"text_config": {"rope_parameters": rope}} if inner else {"rope_scaling": rope}
+    short, long = (
+        parts(vllm_config(model_config__hf_config=HfConfig(**values), model_config__max_model_len=length))
+        for length in (4096, 131_072)
+    )
+    assert (short != long) == counts
+
+
+def test_where_an_object_lies_in_memory_is_no_part() -> None:
+    one, other = (parts(vllm_config(model_config__quantization_config=object())) for _ in range(2))
+    assert one == other
+    one, other = (parts(vllm_config(model_config__hf_config=HfConfig(odd=object()))) for _ in range(2))
+    assert one == other
 
 
 def test_what_only_names_the_library_that_wrote_a_configuration_is_not() -> None:
@@ -200,8 +259,14 @@ def test_of_ranks_with_the_same_bytes_the_first_counts() -> None:
     assert ranks_of(8, 4) == (0, 4)
 
 
-def assembly(config: Space, cache: Space | None = None, settings: Settings | None = None) -> Assembly:
-    engine = Engine(config, cache or cache_config(), 16, "0.32", kind_of, hash_seeded=False)
+def assembly(
+    config: Space,
+    cache: Space | None = None,
+    settings: Settings | None = None,
+    *,
+    hash_seeded: bool = False,
+) -> Assembly:
+    engine = Engine(config, cache or cache_config(), 16, "0.32", kind_of, hash_seeded=hash_seeded)
     return Assembly(settings or Settings(), engine, logging.getLogger("test"), lambda: 0)
 
 
@@ -248,10 +313,28 @@ def test_the_policy_that_would_fail_requests_is_replaced_and_said(caplog: pytest
     assert "kv_load_failure_policy" in said
 
 
-def test_hashes_that_differ_in_every_run_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    _, said = started(caplog, assembly(vllm_config(cache_config__prefix_caching_hash_algo="xxhash")))
-    assert "PYTHONHASHSEED" in said
-    assert "xxhash" in said
+@pytest.mark.parametrize(
+    ("algorithm", "seeded", "warned"),
+    [
+        ("sha256", False, False),
+        ("sha256_cbor", False, False),
+        ("xxhash", False, True),
+        ("xxhash_cbor", False, True),
+        ("builtin", False, True),
+        ("xxhash", True, False),
+    ],
+)
+def test_hashes_that_differ_in_every_run_are_said_once_by_name(
+    caplog: pytest.LogCaptureFixture, algorithm: str, *, seeded: bool, warned: bool
+) -> None:
+    config = vllm_config(
+        cache_config__prefix_caching_hash_algo=algorithm,
+        kv_transfer_config__kv_load_failure_policy="recompute",
+    )
+    _, said = started(caplog, assembly(config, hash_seeded=seeded))
+    lines = [line for line in said.splitlines() if "PYTHONHASHSEED" in line]
+    assert len(lines) == warned
+    assert all(algorithm in line for line in lines)
 
 
 def test_synchronous_loads_need_one_group_and_one_worker(caplog: pytest.LogCaptureFixture) -> None:

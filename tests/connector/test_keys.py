@@ -13,11 +13,12 @@ from xkv_vllm_connector.fingerprint import FORMAT, PARTS, fingerprint_of
 from xkv_vllm_connector.keys import HEAD, key_of, stem_of
 
 EXAMPLE: dict[str, Any] = {
-    "attention_backend": "None",
+    "attention": ["None", "{}", "auto"],
     "block_size": 16,
-    "cache_dtype": "auto",
+    "cache_dtypes": ["auto", "[]"],
     "chunk_tokens": 128,
     "commit": None,
+    "cp_interleave": ["1", "1"],
     "dcp_size": 1,
     "device": "cuda",
     "dtype": "torch.bfloat16",
@@ -25,21 +26,25 @@ EXAMPLE: dict[str, Any] = {
     "hash_algorithm": "sha256_cbor",
     "hash_block_size": 16,
     "hf_config": "00112233445566778899aabbccddeeff",
+    "implementation": ["auto", "{}", "auto", "None"],
     "kv_cache_layout": "LBNHC",
-    "model": "meta-llama/Llama-3.1-8B",
+    "load_format": ["auto"],
     "model_fingerprint": "",
+    "multimodal": [None, None, None, None],
     "pcp_size": 1,
     "pp_size": 1,
-    "quantization": "None",
-    "revision": None,
+    "quantization": ["None", "None"],
+    "rope_length": 0,
     "runner": "False",
     "speculative": [],
+    "state": ["False", "16", "False"],
     "tp_size": 2,
     "vllm_version": "0.32",
+    "weights": ["meta-llama/Llama-3.1-8B", "", "None"],
 }
-GOLDEN_FINGERPRINT = "95085c6f0d3c9b302a58e8a8a7567871"
+GOLDEN_FINGERPRINT = "2c5d0269bd278fb117a9fa73871a95fa"
 GOLDEN_KEY = (
-    "95085c6f0d3c9b302a58e8a8a756787100030001000000ff"
+    "2c5d0269bd278fb117a9fa73871a95fa00030001000000ff"
     "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
 )
 
@@ -72,12 +77,12 @@ def test_every_part_counts_and_unknown_is_a_value_of_its_own(part: str) -> None:
 
 def test_a_missing_part_is_a_bug_and_not_a_value() -> None:
     with pytest.raises(KeyError):
-        fingerprint_of({name: value for name, value in EXAMPLE.items() if name != "model"})
+        fingerprint_of({name: value for name, value in EXAMPLE.items() if name != "weights"})
 
 
 def test_values_do_not_shift_into_each_other() -> None:
-    one = fingerprint_of({**EXAMPLE, "model": "ab", "model_fingerprint": "c"})
-    other = fingerprint_of({**EXAMPLE, "model": "a", "model_fingerprint": "bc"})
+    one = fingerprint_of({**EXAMPLE, "load_format": "ab", "model_fingerprint": "c"})
+    other = fingerprint_of({**EXAMPLE, "load_format": "a", "model_fingerprint": "bc"})
     assert one != other
 
 
