@@ -15,7 +15,7 @@ from xkv_frontend.core.heads import bearer, single
 from xkv_frontend.core.keys import FILE_BYTES_MAX, KEYS_MAX, Keys, KeysFileError, parse_keys
 from xkv_frontend.core.names import NameRefusedError, TenantName, tenant_name, user_name
 from xkv_frontend.core.policy import Identity
-from xkv_frontend.core.refusal import Code, Refusal
+from xkv_frontend.core.refusal import Code, Refusal, unauthorized
 from xkv_frontend.errors import ConfigError
 from xkv_frontend.files import read_keys_text
 
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 HOOK_TIMEOUT_S: Final = 5.0
 GONE_MAX: Final = 2 * KEYS_MAX
 RELOAD_NS: Final = 1_000_000_000
-_CHALLENGE: Final = ((b"www-authenticate", b"Bearer"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +61,6 @@ class Authenticator(Protocol):
     def tenants(self) -> frozenset[TenantName]:
         """Return the tenants that are known beforehand."""
         ...
-
-
-def unauthorized() -> Refusal:
-    """Return the one answer to everybody who is not known: it does not say what was wrong."""
-    return Refusal(Code.UNAUTHORIZED, "a valid API key is needed", headers=_CHALLENGE)
 
 
 class KeysFileAuthenticator:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from xkv_frontend.core.refusal import Code, Refusal
+from xkv_frontend.core.refusal import Code, Refusal, unauthorized
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -55,7 +55,7 @@ def read_head(headers: Headers) -> Head:
     """Return what matters of the headers (names in lower case).
 
     Raises:
-        Refusal: `headers_too_large`, or `bad_framing`: a header twice that may stand once, two framings at once, a length that
+        Refusal: `headers_too_large`; `unauthorized`: two keys; or `bad_framing`: a header twice that may stand once, two framings at once, a length that
             is not a number.
     """
     found: dict[bytes, bytes] = {}
@@ -64,6 +64,8 @@ def read_head(headers: Headers) -> Head:
         count += 1
         size += len(name) + len(value)
         if name in _SINGLE and name in found:
+            if name == b"authorization":
+                raise unauthorized()
             raise Refusal(Code.BAD_FRAMING, "a header stands twice that may stand once")
         found[name] = value
     if count > HEADERS_MAX or size > HEADER_BYTES_MAX:

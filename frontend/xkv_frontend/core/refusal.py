@@ -65,6 +65,9 @@ STATUS: Final[dict[Code, int]] = {
 }
 
 
+_CHALLENGE: Final = ((b"www-authenticate", b"Bearer"),)
+
+
 class Refusal(Exception):  # noqa: N818 - an answer, not an error of ours
     """The request ends here with an answer of ours.
 
@@ -96,6 +99,11 @@ class Refusal(Exception):  # noqa: N818 - an answer, not an error of ours
         if self.field is not None:
             error["param"] = self.field
         return {"error": error}
+
+
+def unauthorized() -> Refusal:
+    """Return the one answer to everybody who is not known: it does not say what was wrong."""
+    return Refusal(Code.UNAUTHORIZED, "a valid API key is needed", headers=_CHALLENGE)
 
 
 def retry_after(seconds: float) -> tuple[tuple[bytes, bytes], ...]:
