@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 SERVER, CLIENT = "10.98.0.1", "10.98.0.2"
 HANG_S: Final = 120
+STARTS: Final = 200
+STARTS_HANG_S: Final = 600
 
 SERVE: Final = """
 import asyncio, json, sys, time
@@ -72,6 +74,47 @@ def attempt(endpoint, keys, namespace):
         return type(error).__name__
 
 print(json.dumps([attempt(*arguments) for arguments in json.loads(sys.argv[1])]))
+"""
+
+
+START: Final = """
+import json, sys
+from tests.rpc.curve import Keyring
+from tests.rpc.harness import RawClient, serving, wait_until
+from tests.rpc.test_starts import Recorder, request
+from xkv_rpc.doors import Admits, Door
+
+opened, curve = (f"tcp://0.0.0.0:{port}" for port in sys.argv[2:])
+service, keyring = Recorder(), Keyring()
+keeper = keyring.doorkeeper
+print("ready", flush=True)
+sys.stdin.readline()
+for start in range(int(sys.argv[1])):
+    with RawClient(opened.replace("0.0.0.0", "127.0.0.1"), RECONNECT_IVL=1) as friend:
+        friend.send(request(b"friend"))
+        refused = keeper.refused
+        doors = [Door(opened, Admits.LOOPBACK), keyring.door(curve)]
+        with serving(service, endpoints=doors, doorkeeper=keeper):
+            assert friend.receive()["ok"]
+            wait_until(lambda: keeper.refused > refused, "somebody from elsewhere knocks")
+print(json.dumps([set(service.seen) == {b"friend"}, len(service.seen)]), flush=True)
+"""
+
+KNOCK: Final = """
+import itertools, socket, sys, time
+from tests.rpc.test_starts import request
+from xkv_rpc import zmtp
+
+# All of it at once, from the first moment of a start on: nobody is waited for.
+words = b"".join([zmtp.GREETING, zmtp.ready(b"DEALER"), *zmtp.message(request(b"stranger"), [])])
+kept = []
+for port in itertools.cycle([int(port) for port in sys.argv[2:]]):
+    try:
+        connection = socket.create_connection((sys.argv[1], port), timeout=5)
+        connection.sendall(words)
+        kept = [*kept[-20:], connection]
+    except OSError:
+        time.sleep(0.0005)
 """
 
 
@@ -187,3 +230,26 @@ def test_who_comes_from_elsewhere_is_judged_by_where_from_and_by_key(
     finally:
         server.kill()
         server.communicate()
+
+
+def test_in_two_hundred_starts_nobody_from_elsewhere_is_ever_handled(cable: tuple[str, str]) -> None:
+    there, here = cable
+    ports = ("5001", "5002")  # of a network of its own
+    server = subprocess.Popen(
+        inside(there, START, str(STARTS), *ports),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    knocking = subprocess.Popen(inside(here, KNOCK, SERVER, *ports), cwd=ROOT)
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        said, _ = server.communicate("\n", timeout=STARTS_HANG_S)
+        assert knocking.poll() is None
+        assert json.loads(said) == [True, STARTS]
+    finally:
+        for process in (server, knocking):
+            process.kill()
+            process.communicate()
