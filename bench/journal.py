@@ -76,24 +76,29 @@ class NoJournal:
     def __init__(self, device: BlockDevice, *, flush: bool) -> None:
         self._device = device
         self._flush = flush
-        self._waiting: tuple[Lsn, Callable[[Lsn], None]] | None = None
+        self._waiting: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, records: Sequence[Record], last_lsn: Lsn, durable: Callable[[Lsn], None]) -> None:  # noqa: ARG002
         """See `Journal.submit`."""
-        self._waiting = (last_lsn, durable)
+        asyncio.get_running_loop().call_soon(durable, last_lsn)
+
+    def cover(self, done: Callable[[], None]) -> None:
+        """See `Journal.cover`."""
+        self._waiting.append(done)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        while self._waiting is not None:
-            (lsn, durable), self._waiting = self._waiting, None
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
             if self._flush:
                 try:
                     await self._device.flush()
                 except DeviceError:
                     return  # the run is over, or who waits for this will say what is wrong
-            durable(lsn)
+            for done in waiting:
+                done()
 
 
 class StoresUnderTest:

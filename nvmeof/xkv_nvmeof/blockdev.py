@@ -8,6 +8,8 @@ Vocabulary
     association  one connection of this host with the controller, from Connect until it is certainly dead.
                  A command whose association broke may still be executed by the target for a while.
     settle       the moment from which a command of unknown outcome certainly can no longer be executed.
+    incarnation  a time in which the target certainly kept its power, since no association ended. Between two of them its
+                 volatile write cache may have been lost, and a flush in the later one says nothing of writes in the earlier one.
 """
 
 from __future__ import annotations
@@ -245,6 +247,16 @@ class BlockDevice(Protocol):
         ...
 
     @property
+    def incarnation(self) -> int:
+        """Grows whenever writes that have returned may be lost: whenever a way by which commands went is not used any more.
+
+        A write is durable once a `flush` that was called after it has returned, *and* this number is then what it was before the
+        write was called. Where it is another one, both may have succeeded and the data be gone all the same: the target may have
+        lost its power in between, and come back. So the write has to be repeated.
+        """
+        ...
+
+    @property
     def reservations(self) -> Reservations | None:
         """Reservations of the namespace, None where it, its controller or this way of reaching it has none."""
         ...
@@ -266,7 +278,7 @@ class BlockDevice(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Make every write that returned before this call durable. A no-op without a volatile write cache."""
+        """Make every write of this incarnation that returned before this call durable. A no-op without a volatile write cache."""
         ...
 
     async def deallocate(self, ranges: Sequence[ByteRange]) -> None:

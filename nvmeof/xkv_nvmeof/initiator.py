@@ -8,6 +8,7 @@ answers again. With several addresses there is an association by each, and only 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from xkv_nvmeof.blockdev import DeviceCounters, DeviceOffline, DeviceState
@@ -131,6 +132,11 @@ class TcpInitiator:
         return self._keeper.settles_at_ns
 
     @property
+    def incarnation(self) -> int:
+        """Grows whenever an association by which commands went has ended, or is not used any more."""
+        return self._dispatcher.incarnation
+
+    @property
     def reservations(self) -> NamespaceReservations | None:
         """Reservations of the namespace, None where the controller or the namespace has none."""
         return self._reservations if self._keeper.seen.reservable else None
@@ -191,10 +197,13 @@ class TcpInitiator:
             counters.read_bytes += total
 
     async def flush(self) -> None:
-        """Make every write that returned before this call durable."""
+        """Make every write of this incarnation that returned before this call durable.
+
+        A Flush covers what its own controller has completed (Base 7.1): with several there is one for each that is used.
+        """
         geometry = _bounded(self._keeper, "FLUSH", 0, 0)
         if geometry.volatile_write_cache:
-            await self._dispatcher.run("FLUSH", flushes(self._nsid), mutates=False)
+            await self._dispatcher.run_by_each("FLUSH", partial(flushes, self._nsid))
             self._counters.flush_commands += 1
 
     async def deallocate(self, ranges: Sequence[ByteRange]) -> None:

@@ -39,7 +39,7 @@ class Call:
     """One call: its commands, cut only when there is room for them, and its one conclusion.
 
     `future` is resolved when nothing of the call is in flight any more. `mutates`: what was sent may change the
-    namespace, so a lost command leaves the outcome of the whole call unknown.
+    namespace, so a lost command leaves the outcome of the whole call unknown. `only`: the one association by which it may go.
     """
 
     __slots__ = (
@@ -55,6 +55,7 @@ class Call:
         "future",
         "in_flight",
         "mutates",
+        "only",
         "what",
     )
 
@@ -66,8 +67,10 @@ class Call:
         future: asyncio.Future[None],
         *,
         mutates: bool,
+        only: Association | None = None,
     ) -> None:
         self.what = what
+        self.only = only
         self.deadline_ns = deadline_ns
         self.future = future
         self.mutates = mutates

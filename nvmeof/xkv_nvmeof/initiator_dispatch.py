@@ -45,7 +45,11 @@ class Dispatcher:
         self._clock = clock
         self._counters = counters
         self._timeout_ns = options.command_timeout_ms * _NS_PER_MS
+        self.incarnation = 0
+        """Grows when one that was used is not used any more: what it was told to write may be lost with its controller."""
         self._paths: dict[Association, Access] = {}
+        self._chosen: tuple[Association, ...] = ()
+        """Those that are used."""
         self._links: list[tuple[QueueLink, Association]] = []
         self._alternatives = False
         """Whether a command that one association loses can go by another."""
@@ -98,18 +102,51 @@ class Dispatcher:
         return bool(self._links or self._asked)
 
     def _choose(self) -> None:
-        chosen = choose(self._paths)
+        before, self._chosen = self._chosen, tuple(choose(self._paths))
+        chosen = self._chosen
+        self.incarnation += any(association not in chosen for association in before)
         self._links = [(link, association) for association in chosen for link in association.links]
         self._alternatives = len(chosen) > 1
+        for call in list(self._waiting):
+            if call.only is not None and call.only not in chosen:
+                self._waiting.remove(call)
+                call.association_ended(call.only, self._reason)
 
-    async def run(self, what: str, commands: Iterator[Exchange], *, mutates: bool) -> None:
-        """Run the commands of one call.
+    async def run_by_each(self, what: str, commands: Callable[[], Iterator[Exchange]]) -> None:
+        """Run commands that change nothing by each association that is used. What one that ends meanwhile made of them is no matter.
 
         Raises:
             DeviceError: as the block device contract says.
         """
-        if not self.usable:
-            self._counters.errors += 1
+        chosen = self._chosen
+        if len(chosen) > 1:
+            results = await asyncio.gather(
+                *(self.run(what, commands(), mutates=False, only=each) for each in chosen),
+                return_exceptions=True,
+            )
+            failures = [
+                (each, result)
+                for each, result in zip(chosen, results, strict=True)
+                if isinstance(result, BaseException)
+            ]
+            for each, failure in failures:
+                if each in self._chosen:
+                    self._counters.errors += 1
+                    raise failure
+            if len(failures) < len(chosen):
+                return
+        await self.run(what, commands(), mutates=False)
+
+    async def run(
+        self, what: str, commands: Iterator[Exchange], *, mutates: bool, only: Association | None = None
+    ) -> None:
+        """Run the commands of one call; with `only`, by that association, or not at all.
+
+        Raises:
+            DeviceError: as the block device contract says.
+        """
+        if not self.usable or (only is not None and only not in self._chosen):
+            self._counters.errors += only is None
             raise DeviceOffline(f"{what}: {self._reason}")
         if len(self._waiting) >= self._options.max_waiting_calls:
             self._counters.errors += 1
@@ -119,7 +156,7 @@ class Dispatcher:
         if mutates and self._echoes.any(now_ns):
             commands = await self._after_echoes(what, commands, deadline_ns)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        call = Call(what, commands, deadline_ns, future, mutates=mutates)
+        call = Call(what, commands, deadline_ns, future, mutates=mutates, only=only)
         waiting = self._waiting
         waiting.append(call)
         if len(waiting) == 1:
@@ -127,7 +164,7 @@ class Dispatcher:
         try:
             await future
         except DeviceError:
-            self._counters.errors += 1
+            self._counters.errors += only is None
             raise
         except asyncio.CancelledError:
             await self._cancel(call)
@@ -179,7 +216,7 @@ class Dispatcher:
         """Send as many waiting commands as there is room for, a command of each call in turn."""
         waiting = self._waiting
         while waiting:
-            best = self._link_for(waiting[0].next_send_bytes)
+            best = self._link_for(waiting[0].next_send_bytes, waiting[0].only)
             if best is None:
                 return
             call = waiting.popleft()
@@ -196,7 +233,9 @@ class Dispatcher:
                 exchange.deadline_ns = now_ns + max(1, (call.deadline_ns - now_ns) // 2)
             link.submit(exchange)
 
-    def _link_for(self, send_bytes: int) -> tuple[QueueLink, Association] | None:
+    def _link_for(
+        self, send_bytes: int, only: Association | None = None
+    ) -> tuple[QueueLink, Association] | None:
         """Return the link with room where the least is queued; but larger writes share one, up to a bound.
 
         By bytes, so that what is small does not queue behind what is large. The data of writes that share a link
@@ -205,6 +244,8 @@ class Dispatcher:
         best = None
         least_bytes = 0
         for pair in self._links:
+            if only is not None and pair[1] is not only:
+                continue
             core = pair[0].core
             load_bytes = core.load_bytes
             if (best is None or load_bytes < least_bytes) and core.room:
@@ -243,7 +284,7 @@ class Dispatcher:
 
     def _goes_again(self, call: Call, exchange: Exchange) -> bool:
         """Tell whether a command that is over goes by another association."""
-        if not self.usable or call.stopped or exchange.moves >= _MOVES_MAX:
+        if not self.usable or call.stopped or call.only is not None or exchange.moves >= _MOVES_MAX:
             return False
         if self._clock() >= call.deadline_ns:
             return False

@@ -136,11 +136,15 @@ class Life:
 
     async def fill(self) -> None:
         """Store all that is free, as one object: every unit that is not in use is written to."""
-        usage = self.store.engine.usage()
-        free_bytes = usage.free_au * self.session.superblock.layout.au_bytes
-        if not free_bytes or usage.live_objects == OBJECTS_MAX:
-            return
-        statuses = await self.save(b"all that is free %d" % self.bench.version, size_bytes=free_bytes)
+        statuses = ["io_error"]
+        while statuses == ["io_error"]:
+            usage = self.store.engine.usage()
+            free_bytes = usage.free_au * self.session.superblock.layout.au_bytes
+            if not free_bytes or usage.live_objects == OBJECTS_MAX:
+                return
+            statuses = await self.save(b"all that is free %d" % self.bench.version, size_bytes=free_bytes)
+            if not self.bench.fuse.blown:
+                break
         assert statuses == ["stored"], f"all that is free is {statuses}: {usage}"
 
     async def stop(self) -> bool:

@@ -1,11 +1,12 @@
-"""A simulated device on a fuse: at one command the power fails, or the process dies with that write on its way."""
+"""A simulated device on a fuse: at one command the power fails, here and there or only there, or the process dies with that write on its way."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.device import SimDevice
 
@@ -22,6 +23,11 @@ class Kind(Enum):
     """Host and card, before the command is sent: what was not flushed may be there or not."""
     DEATH = "death"
     """Of the process, once the command (a write) is sent: the card lives on, and executes it whenever it likes."""
+    OUTAGE = "outage"
+    """Of the card alone, before the command is sent: it comes back without what was not flushed, and the host goes on."""
+
+
+OUTAGE_NS: Final = 50_000_000
 
 
 @dataclass(eq=False)
@@ -35,6 +41,8 @@ class Fuse:
     blown: bool = False
     on_blow: Callable[[], None] = lambda: None
     devices: list[CrashDevice] = field(default_factory=list)
+    survivor: int = 0
+    """Which of the images that an outage may leave it does leave; the first one has nothing that was not flushed."""
     lands: bool = False
     """Whether writes that were left behind are executed by chance; else they are the caller's affair."""
 
@@ -46,9 +54,19 @@ class Fuse:
     def blow(self) -> None:
         """End it."""
         self.blown = True
+        if self.kind is Kind.OUTAGE:
+            self._lose_power_of_target()
+            return
         for device in self.devices:
             device.end(self.kind)
         self.on_blow()
+
+    def _lose_power_of_target(self) -> None:
+        medium = self.devices[0].medium
+        images = medium.survivors(self.survivor + 1, random.Random(self.at))
+        *_, image = images
+        for device in self.devices:
+            device.lose_power_of_target(image, OUTAGE_NS)
 
     def points(self) -> list[int]:
         """Where to cut, by power: each command behind a write or a flush, and the moment after the last one."""
@@ -86,7 +104,7 @@ class CrashDevice(SimDevice):
         what, self._next = self._next, "read"
         if not self._dead:
             fires = self.fuse.next_is("write" if write is not None else what)
-            if fires and self.fuse.kind is Kind.POWER:
+            if fires and self.fuse.kind is not Kind.DEATH:
                 self.fuse.blow()
             await super()._start(write)
             if fires and not self.fuse.blown:

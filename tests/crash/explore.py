@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,9 @@ from xkv_gateway.card.check import Checker
 from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.layout import plan
 from xkv_gateway.card.session import Phase
+from xkv_gateway.card.store import CardOffline
 from xkv_gateway.errors import CardUnavailableError
+from xkv_nvmeof.blockdev import DeviceError
 
 if TYPE_CHECKING:
     from tests.crash.scenarios import Scenario
@@ -75,6 +78,32 @@ def cut_by_power(scenario: Scenario, images_max: int, every: int = 1, offset: in
             here = f"{scenario.name}, power lost at command {at} ({' '.join(fuse.commands[-4:])}), image {number}"
             try:
                 open_survivor(base.then(bench, image), found, deep=found.images % DEEP == 0)
+            except Exception as error:
+                raise Broken(f"{here}: {error}") from error
+    return found
+
+
+REFUSALS_OF_AN_OUTAGE: Final = (CardOffline, CardUnavailableError, DeviceError)
+"""What may come of an operation whose card goes away in the middle of it. Nobody was told that it is done then."""
+
+
+def cut_by_outage(scenario: Scenario, images: int = 1, every: int = 1, offset: int = 0) -> Found:
+    """Cut the power of the card alone, at every command: the gateway goes on, and what it acknowledges then must be there."""
+    found, base = Found(), scenario.base()
+    for at in commands_of(scenario).points()[offset:-1:every]:
+        found.cuts += 1
+        for survivor in range(images):
+            fuse = Fuse(at, Kind.OUTAGE, survivor=survivor)
+            bench = base.bench(fuse)
+            with suppress(*REFUSALS_OF_AN_OUTAGE):
+                bench.run(scenario.act)
+            assert fuse.blown, "a run is the same each time"
+            here = f"{scenario.name}, outage at command {at} ({' '.join(fuse.commands[at - 4 : at])}), image {survivor}"
+            lost = next(bench.medium.survivors(1))
+            if not found.is_new(lost, bench.told.mark()):
+                continue
+            try:
+                open_survivor(base.then(bench, lost), found, deep=found.images % DEEP == 0)
             except Exception as error:
                 raise Broken(f"{here}: {error}") from error
     return found

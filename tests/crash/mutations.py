@@ -66,16 +66,16 @@ def _owned_in_the_same_epoch(before: Superblock, owner: Any, *, epoch: int, **op
 
 
 class _RecordsBeforeData(JournalWriter):
-    async def _cover(self) -> None:
-        self._take()
+    def cover(self, done: Callable[[], None]) -> None:
+        done()
 
 
 class _CoversWhatCameDuringTheFlush(JournalWriter):
-    """What was submitted while a flush was on its way counts as covered by it."""
+    """Payloads that were written while a flush was on its way count as covered by it."""
 
-    async def _commit(self, records: Sequence[Record]) -> None:
-        await super()._commit(records)
-        self._take()
+    async def _tell_covered(self) -> None:
+        self._take_covers()
+        await super()._tell_covered()
 
 
 class _NoFencingRead(JournalWriter):

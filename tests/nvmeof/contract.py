@@ -102,6 +102,31 @@ class BlockDeviceContract:
         await device.write_from(0, [memoryview(bytes(block))])
         await device.flush()
 
+    async def lose_connection(self, device: BlockDevice) -> None:
+        """End the connection; it comes back by itself. Who cannot do that skips what needs it."""
+        pytest.skip("nothing can be lost here")
+
+    async def test_the_incarnation_is_another_one_after_each_loss_and_never_else(
+        self, device: BlockDevice
+    ) -> None:
+        block = device.geometry.block_bytes
+        for _ in range(2):
+            for _attempt in range(20):
+                before = device.incarnation
+                await device.write_from(0, [memoryview(bytes(4 * block))])
+                await read(device, 0, 4 * block)
+                await device.flush()
+                if device.incarnation == before:
+                    break
+            else:
+                # Now and then it may, on a machine that sleeps: what nobody could watch counts as a loss.
+                pytest.fail("the incarnation changes all the time")
+            await self.lose_connection(device)
+            async with asyncio.timeout(60):
+                while device.state is not DeviceState.ONLINE or device.incarnation == before:  # noqa: ASYNC110 - a state
+                    await asyncio.sleep(0.01)
+            assert device.incarnation > before
+
     async def test_write_zeroes_zeroes_exactly_its_range(self, device: BlockDevice) -> None:
         if not device.geometry.can_write_zeroes:
             pytest.skip("the device has no Write Zeroes")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from xkv_nvmeof.host_settings import ConnectionLost
+from xkv_nvmeof.initiator import TcpInitiator
 from xkv_nvmeof.initiator_discovery import discover
 from xkv_nvmeof.logpages import SUBTYPE_NVM
 
@@ -21,7 +23,7 @@ from .spdk_target import spdk_target
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from xkv_nvmeof.initiator import TcpInitiator
+    from xkv_nvmeof.blockdev import BlockDevice
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class TestSoftCard(BlockDeviceContract):
+class InitiatorContract(BlockDeviceContract):
+    async def lose_connection(self, device: BlockDevice) -> None:
+        assert isinstance(device, TcpInitiator)
+        association = device._keeper.association
+        assert association is not None
+        association.end(ConnectionLost("cut by the test"))
+
+
+class TestSoftCard(InitiatorContract):
     @pytest.fixture(params=list(OPTIONS))
     async def device(
         self, request: pytest.FixtureRequest, card: dict[str, Any]
@@ -72,7 +82,7 @@ def spdk() -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.spdk
-class TestSpdk(BlockDeviceContract):
+class TestSpdk(InitiatorContract):
     @pytest.fixture(params=list(OPTIONS))
     async def device(
         self, request: pytest.FixtureRequest, spdk: tuple[int, str]

@@ -13,6 +13,7 @@ Fault model (what the medium itself may do to unflushed data is in `medium.py`):
                  a data digest may fail (`DataCorrupted`)
     reservation  where the medium has them: a write of a host that is kept out fails when its effect would come
     power        loss at command number n: nothing is answered any more; the medium draws what survives
+    outage       the target alone loses its power, and comes back: a broken connection behind which unflushed writes may be gone
     death        the gateway's process dies: as a broken connection that nobody hears of
 
 Every fault is counted, so that an oracle knows what may be blamed on the device.
@@ -24,7 +25,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tests.sim.faults import Faults, Injected
-from tests.sim.medium import SECTOR_BYTES, Medium, Written
+from tests.sim.medium import SECTOR_BYTES, Image, Medium, Written
 from tests.sim.reads import faulty_read, look_at
 from tests.sim.reservations import SimReservations, conflict
 from xkv_nvmeof.blockdev import (
@@ -71,12 +72,13 @@ class SimDevice:
         self.injected = Injected()
         self.commands = 0
         self.settles_at_ns = 0
+        self.incarnation = 0
         self._loop = loop
         self._rng = rng
         self._power_loss_at = power_loss_at
         self._on_power_loss = on_power_loss
         self._state = DeviceState.ONLINE
-        self._counters = DeviceCounters()
+        self.counters = DeviceCounters()
         self._listeners: list[Callable[[DeviceState, str], None]] = []
         self._in_flight: dict[asyncio.Future[None], Written | None] = {}
         self._numbers: dict[int, int] = {}
@@ -111,18 +113,13 @@ class SimDevice:
         return self._state
 
     @property
-    def counters(self) -> DeviceCounters:
-        return self._counters
-
-    @property
     def reservations(self) -> SimReservations | None:
         return None if self.medium.reservations is None else SimReservations(self)
 
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
         self._listeners.append(listener)
 
-    def add_geometry_listener(self, listener: Callable[[Geometry, Geometry], None]) -> None:
-        """It never changes."""
+    def add_geometry_listener(self, listener: Callable[[Geometry, Geometry], None]) -> None: ...
 
     # --- the contract: commands -----------------------------------------------------------------------------
 
@@ -135,15 +132,15 @@ class SimDevice:
 
         def execute() -> None:
             nonlocal data
-            data = self._read(offset_bytes, length_bytes)
+            data = faulty_read(self.medium, self.faults, self._rng, self.injected, offset_bytes, length_bytes)
 
         await self._command(execute, None)
         at = 0
         for buffer in views:
             buffer[:] = data[at : at + len(buffer)]
             at += len(buffer)
-        self._counters.read_commands += 1
-        self._counters.read_bytes += length_bytes
+        self.counters.read_commands += 1
+        self.counters.read_bytes += length_bytes
 
     async def write_from(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
         data = b"".join(buffers)
@@ -151,8 +148,8 @@ class SimDevice:
             return
         await self._write(Written(offset_bytes, data, self.host_id))
         assert data == b"".join(buffers), "the caller changed a buffer that belonged to the device"
-        self._counters.write_commands += 1
-        self._counters.write_bytes += len(data)
+        self.counters.write_commands += 1
+        self.counters.write_bytes += len(data)
 
     async def flush(self) -> None:
         covered = self.medium.returned_so_far()
@@ -162,19 +159,19 @@ class SimDevice:
             self.medium.flush(covered)
 
         await self._command(execute, None)
-        self._counters.flush_commands += 1
+        self.counters.flush_commands += 1
 
     async def deallocate(self, ranges: Sequence[ByteRange]) -> None:
         for part in ranges:
             if self._check(part.offset_bytes, part.length_bytes):
                 await self._write(Written(part.offset_bytes, bytes(part.length_bytes), self.host_id))
-        self._counters.deallocate_commands += 1
+        self.counters.deallocate_commands += 1
 
     async def write_zeroes(self, byte_range: ByteRange) -> None:
         if not self._check(byte_range.offset_bytes, byte_range.length_bytes):
             return
         await self._write(Written(byte_range.offset_bytes, bytes(byte_range.length_bytes), self.host_id))
-        self._counters.write_zeroes_commands += 1
+        self.counters.write_zeroes_commands += 1
 
     async def reserve(self, execute: Callable[[], None]) -> None:
         """Run a command about reservations."""
@@ -193,6 +190,7 @@ class SimDevice:
         if self._dead or self._state is DeviceState.OFFLINE:
             return
         self.injected.breaks += 1
+        self.incarnation += 1
         settles_at_ns = self.settles_at_ns = self._loop.clock() + self.faults.settle_ns
         in_flight, self._in_flight = self._in_flight, {}
         for future, write in in_flight.items():
@@ -200,10 +198,16 @@ class SimDevice:
                 self._leave_behind(write)
             if not future.done():
                 self.injected.unknown_outcomes += 1
-                self._counters.errors += 1
+                self.counters.errors += 1
                 future.set_exception(OutcomeUnknown("the connection broke", settles_at_ns=settles_at_ns))
         self._set_state(DeviceState.OFFLINE, "the connection broke")
         self._back_online = self._loop.call_later(offline_ns / 1e9, self._reconnect)
+
+    def lose_power_of_target(self, image: Image, offline_ns: int) -> None:
+        """The target loses its power, and is back after `offline_ns` with `image`, one of the survivors. This host lives on."""
+        self.injected.outages += 1
+        self.break_connection(offline_ns)
+        self.medium.lose_power(image)
 
     def lose_power(self) -> None:
         """Host and target lose their power: callers never hear of their commands. The medium is left to the caller."""
@@ -277,7 +281,7 @@ class SimDevice:
                 try:
                     execute()
                 except (DataCorrupted, ReservationConflict) as error:
-                    self._counters.errors += 1
+                    self.counters.errors += 1
                     future.set_exception(error)
             elif write is not None:
                 self._half_done(write)
@@ -328,7 +332,7 @@ class SimDevice:
             future.set_result(None)
             return
         self.injected.failures += 1
-        self._counters.errors += 1
+        self.counters.errors += 1
         future.set_exception(
             CommandFailed(
                 "simulated", status_code_type=0, status_code=Status.INTERNAL_ERROR, do_not_retry=False
@@ -338,9 +342,6 @@ class SimDevice:
     def _latency_ns(self) -> int:
         slow = self._rng.random() < self.faults.slow_probability
         return 1000 + self._rng.randrange(self.faults.slow_ns_max if slow else self.faults.latency_ns_max)
-
-    def _read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        return faulty_read(self.medium, self.faults, self._rng, self.injected, offset_bytes, length_bytes)
 
     def _kept_out(self, opcode: IoOpcode = IoOpcode.WRITE) -> bool:
         table = self.medium.reservations
@@ -387,7 +388,7 @@ class SimDevice:
     def _reconnect(self) -> None:
         self._back_online = None
         if not self._dead:
-            self._counters.reconnects += 1
+            self.counters.reconnects += 1
             self._set_state(DeviceState.ONLINE, "connected again")
 
     def _set_state(self, state: DeviceState, reason: str) -> None:

@@ -31,6 +31,8 @@ class Injected:
     """Faults that happened."""
 
     breaks: int = 0
+    outages: int = 0
+    """Of the breaks: those at which the target lost its power."""
     unknown_outcomes: int = 0
     late_writes: int = 0
     failures: int = 0

@@ -1,7 +1,7 @@
 """A journal beside the simulated card: takes its time, keeps a prefix, and knows what is durable.
 
-As a journal on the card does: first a flush, so that the data is there before the record that names it; then the batch,
-which takes a drawn time; one batch at a time, whatever was submitted meanwhile joins the next one. After a power failure the batch
+As a journal on the card does: payloads are flushed for whoever asks, before there is a record that names them; a batch
+takes a drawn time; one batch at a time, whatever was submitted meanwhile joins the next one. After a power failure the batch
 that was being written is there or is not, in whole batches and in order.
 """
 
@@ -44,6 +44,7 @@ class SimJournal:
         self._blame = blame
         self._delay_ns_max = delay_ns_max
         self._queue: list[Batch] = []
+        self._covers: list[Callable[[], None]] = []
         self._being_written: list[Batch] = []
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._work(), name="journal")
@@ -56,6 +57,14 @@ class SimJournal:
             self._blame(f"the records: {fault}")
         self._queue.append((records, last_lsn, durable))
         self._wake.set()
+
+    def cover(self, done: Callable[[], None]) -> None:
+        """See `Journal.cover`."""
+        if self.flushes:
+            self._covers.append(done)
+            self._wake.set()
+        else:
+            done()
 
     def draw_survivor(self, rng: random.Random) -> Replay:
         """What a recovery would read after a power failure now."""
@@ -74,11 +83,14 @@ class SimJournal:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            covers, self._covers = self._covers, []
+            if covers:
+                await self._flush()
+            for done in covers:
+                done()
             batches, self._queue = self._queue, []
             if not batches:
                 continue
-            if self.flushes:
-                await self._flush()
             self._being_written = batches
             await asyncio.sleep(self._rng.randrange(self._delay_ns_max + 1) / 1e9)
             self._being_written = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +12,16 @@ from tests.sim.device import SimDevice
 from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Medium
+
+if TYPE_CHECKING:
+    from xkv_nvmeof.blockdev import BlockDevice
+
+
+class Contract(BlockDeviceContract):
+    async def lose_connection(self, device: BlockDevice) -> None:
+        assert isinstance(device, SimDevice)
+        device.break_connection(1_000_000)
+
 
 CASES = sorted(name for name in vars(BlockDeviceContract) if name.startswith("test_"))
 
@@ -21,5 +32,5 @@ def test_the_simulated_device_keeps_the_contract(case: str, block_bytes: int) ->
     loop = SimLoop(random.Random(1))
     faults = Faults(break_on_cancel_probability=0.0)
     device = SimDevice(loop, Medium(8 << 20, block_bytes), random.Random(2), faults)
-    loop.run(getattr(BlockDeviceContract(), case)(device))
+    loop.run(getattr(Contract(), case)(device))
     loop.close()

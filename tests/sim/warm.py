@@ -98,6 +98,10 @@ class JournalTap:
         self._batches.append((last_lsn, records))
         self._journal.submit(records, last_lsn, partial(self._done, durable))
 
+    def cover(self, done: Callable[[], None]) -> None:
+        """See `Journal.cover`."""
+        self._journal.cover(done)
+
     def _done(self, durable: Callable[[Lsn], None], lsn: Lsn) -> None:
         while self._batches and self._batches[0][0] <= lsn:
             with suppress(RecordFault):

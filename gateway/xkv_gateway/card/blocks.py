@@ -2,6 +2,9 @@
 
 A block of ours whose write has an unknown outcome may still be written by the target, late. So it is written again
 with the same bytes, and nothing else, until that write certainly succeeded (R4): whichever comes last, the block is what it should be.
+
+A target that loses its power between a write and the flush that is to cover it has lost the write, and its flush succeeds once it is
+back. So both have to belong to one incarnation of the device; otherwise the write is repeated, and the flush with it.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 REFUSALS_MAX: Final = 3
 """So often a controller may refuse a write of ours before the card counts as failed."""
 RETRY_DELAY_S: Final = 0.05
+DRAFT_BYTES_MAX: Final = 16 << 20
+"""Of a draft so much may wait for its flush: that is kept in memory, to be written again."""
 
 
 class CardFailed(Exception):  # noqa: N818
@@ -119,8 +124,8 @@ class CardBlocks:
             offset_bytes: where.
             buffers: what.
             flush: whether it must survive a loss of power.
-            written: called between the write and the flush, which covers whatever has been written until then; again where they
-                had to be repeated.
+            written: called between the write and the flush, which covers whatever has been written until then in this incarnation;
+                again where they had to be repeated.
 
         Raises:
             CardFailed: the controller refused it again and again.
@@ -130,6 +135,7 @@ class CardBlocks:
         refusals = 0
         while True:
             await self.writable()
+            incarnation = self._device.incarnation
             try:
                 await self._device.write_from(offset_bytes, views)
                 if written is not None:
@@ -144,8 +150,16 @@ class CardBlocks:
             except DeviceError as error:
                 log.debug("writing at %d again: %s", offset_bytes, error)
             else:
-                return
+                if not flush or self._device.incarnation == incarnation:
+                    return
+                log.debug(
+                    "writing at %d again: the target may have lost its power before the flush", offset_bytes
+                )
             await asyncio.sleep(RETRY_DELAY_S)
+
+    def draft(self) -> Draft:
+        """Return a group of writes that are made durable together."""
+        return Draft(self, self._device)
 
     def _refused(self, error: CommandFailed) -> None:
         """See to it that nothing more is written before it is known why a reservation refused a write."""
@@ -180,3 +194,41 @@ class CardBlocks:
             else:
                 return
             await asyncio.sleep(RETRY_DELAY_S)
+
+
+class Draft:
+    """Writes that a flush makes durable together: each is kept until it is, and written again where the target may have lost it."""
+
+    def __init__(self, blocks: CardBlocks, device: BlockDevice) -> None:
+        self._blocks = blocks
+        self._device = device
+        self._kept: list[tuple[int, memoryview]] = []
+        self._kept_bytes = 0
+        self._incarnation = device.incarnation
+        """That in which everything that is kept was written."""
+
+    async def write(self, offset_bytes: int, data: bytes | memoryview) -> None:
+        """Write; durable once `flush` has returned. `data` must not change before that. Raises as `CardBlocks.write`."""
+        if not self._kept:
+            self._incarnation = self._device.incarnation
+        await self._blocks.write(offset_bytes, [data], flush=False)
+        self._kept.append((offset_bytes, memoryview(data)))
+        self._kept_bytes += len(data)
+        if self._kept_bytes > DRAFT_BYTES_MAX:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Make it durable; returns when that is certain, however long the card is away. Raises as `CardBlocks.write`."""
+        while True:
+            await self._blocks.flush()
+            if self._device.incarnation == self._incarnation:
+                break
+            log.debug(
+                "writing %d blocks again: the target may have lost its power before the flush",
+                len(self._kept),
+            )
+            self._incarnation = self._device.incarnation
+            for offset_bytes, data in self._kept:
+                await self._blocks.write(offset_bytes, [data], flush=False)
+        self._kept.clear()
+        self._kept_bytes = 0

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from xkv_gateway.card.blocks import CardBlocks
+    from xkv_gateway.card.blocks import CardBlocks, Draft
     from xkv_gateway.card.journal_format import ChainPoint
     from xkv_gateway.card.layout import Region
     from xkv_gateway.card.structure import Stamp
@@ -150,23 +150,23 @@ class Checkpointer:
             region.length_bytes, FileIdentity(self._stamp, FileKind.CHECKPOINT, self._sequence, start)
         )
         self._starts[place] = None
+        draft = self._blocks.draft()
         for piece in writer.open_pieces():
-            await self._put(region, piece)
-        await self._blocks.flush()
+            await _put(draft, region, piece)
+        await draft.flush()
         objects = written = 0
         for table, columns in self._rows():
             objects += len(columns["slot"]) if table is OBJECTS else 0
             for piece in writer.chunks(table, columns):
-                await self._put(region, piece)
+                await _put(draft, region, piece)
                 written += len(piece.data)
-        written += await self._put_lives(region, writer)
+        written += await self._put_lives(draft, region, writer)
         image = self._engine.image
         end_lsn = start.next_lsn - 1 if of_what_is_durable else self._engine.last_lsn
         closing = writer.close(end_lsn, image.used_stamp_max, image.generation_max())
         await self._journal.reached(end_lsn)
-        await self._blocks.flush()
-        await self._put(region, closing)
-        await self._blocks.flush()
+        await draft.flush()
+        await self._blocks.write(region.offset_bytes + closing.offset_bytes, [closing.data], flush=True)
         self._newest_in = place
         self._starts[place] = start
         self.completed += 1
@@ -174,7 +174,7 @@ class Checkpointer:
         await self._release(forced=of_what_is_durable)
         log.info("checkpoint %d: %d objects, %d bytes", self._sequence, objects, written)
 
-    async def _put_lives(self, region: Region, writer: TableWriter) -> int:
+    async def _put_lives(self, draft: Draft, region: Region, writer: TableWriter) -> int:
         """Write when objects were stored and used, as far as there is room; returns the bytes.
 
         The region is sized for cards on which each object has a namespace and a scope of its own, without these times. So
@@ -184,7 +184,7 @@ class Checkpointer:
         for columns in self._lives():
             try:
                 for piece in writer.chunks(LIVES, columns):
-                    await self._put(region, piece)
+                    await _put(draft, region, piece)
                     written += len(piece.data)
             except NoRoom:
                 log.warning("the checkpoint has no room for the times of all objects")
@@ -207,9 +207,6 @@ class Checkpointer:
         """Have a checkpoint written soon."""
         self._wanted.set()
 
-    async def _put(self, region: Region, piece: Piece) -> None:
-        await self._blocks.write(region.offset_bytes + piece.offset_bytes, [piece.data], flush=False)
-
     def _rows(self) -> Iterator[tuple[Table, Columns]]:
         """Yield the rows, part by part; each is gathered when it is asked for."""
         image = self._engine.image
@@ -229,6 +226,10 @@ class Checkpointer:
         image = self._engine.image
         for first in range(0, image.slots_used, SLOTS_PER_TURN):
             yield image.lives(first, min(first + SLOTS_PER_TURN, image.slots_used))
+
+
+async def _put(draft: Draft, region: Region, piece: Piece) -> None:
+    await draft.write(region.offset_bytes + piece.offset_bytes, piece.data)
 
 
 def _name_tables(names: NamesImage) -> Iterator[tuple[Table, Columns]]:

@@ -99,8 +99,7 @@ class Eraser:
         self._settles_at_ns = 0
         for method in self._methods():
             try:
-                await self._apply(method, ranges)
-                await self._patiently(self._device.flush)
+                await self._apply_durably(method, ranges)
                 await self._settled()
                 if await self._all_zero(ranges):
                     size_bytes = sum(each.length_bytes for each in ranges)
@@ -128,6 +127,16 @@ class Eraser:
             else:
                 ranges.append(ByteRange(offset, length))
         return ranges
+
+    async def _apply_durably(self, method: Method, ranges: Sequence[ByteRange]) -> None:
+        """Erase and flush; again where the target may have lost its power in between. Raises CommandFailed; CardLost."""
+        while True:
+            incarnation = self._device.incarnation
+            await self._apply(method, ranges)
+            await self._patiently(self._device.flush)
+            if self._device.incarnation == incarnation:
+                return
+            self.retries += 1
 
     async def _apply(self, method: Method, ranges: Sequence[ByteRange]) -> None:
         if method is Method.DEALLOCATE:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from xkv_gateway.card.journal_format import ChainPoint
     from xkv_gateway.card.layout import Layout, Region
     from xkv_gateway.card.structure import Stamp
-    from xkv_gateway.card.table_file import Piece
     from xkv_gateway.card.table_read import FileFacts
     from xkv_gateway.core.tenancy import TenantRow, TtlRow
 
@@ -176,17 +175,15 @@ class LedgerWriter:
         writer = TableWriter(
             region.length_bytes, FileIdentity(self._stamp, FileKind.LEDGER, self._sequence, start)
         )
+        draft = self._blocks.draft()
         for piece in writer.open_pieces():
-            await self._put(region, piece)
-        await self._blocks.flush()
+            await draft.write(region.offset_bytes + piece.offset_bytes, piece.data)
+        await draft.flush()
         columns = tenant_columns(tenants, ttls, known=known, known_lsn=known_lsn)
         for piece in (*writer.chunks(WIPES, wipe_columns(wipes)), *writer.chunks(QUOTAS, columns)):
-            await self._put(region, piece)
-        await self._blocks.flush()
-        await self._put(region, writer.close(end_lsn))
-        await self._blocks.flush()
+            await draft.write(region.offset_bytes + piece.offset_bytes, piece.data)
+        await draft.flush()
+        closing = writer.close(end_lsn)
+        await self._blocks.write(region.offset_bytes + closing.offset_bytes, [closing.data], flush=True)
         self._newest_in = place
         self.written += 1
-
-    async def _put(self, region: Region, piece: Piece) -> None:
-        await self._blocks.write(region.offset_bytes + piece.offset_bytes, [piece.data], flush=False)

@@ -202,14 +202,14 @@ async def format_card(
 
 
 async def _erase(blocks: CardBlocks, layout: Layout) -> None:
-    zero = bytes(BLOCK_BYTES)
+    zero, draft = bytes(BLOCK_BYTES), blocks.draft()
     for offset_bytes in layout.superblock_offsets:
-        await blocks.write(offset_bytes, [zero], flush=False)
-    await blocks.flush()
+        await draft.write(offset_bytes, zero)
+    await draft.flush()
     last_bytes = layout.superblock_offsets[1] + BLOCK_BYTES - TAIL_BYTES
-    await blocks.write(0, [bytes(HEAD_BYTES)], flush=False)
-    await blocks.write(last_bytes, [bytes(TAIL_BYTES)], flush=False)
+    await draft.write(0, bytes(HEAD_BYTES))
+    await draft.write(last_bytes, bytes(TAIL_BYTES))
     for region in (layout.checkpoint_a, layout.checkpoint_b, layout.ledger_a, layout.ledger_b):
-        await blocks.write(region.offset_bytes, [zero], flush=False)
-        await blocks.write(region.end_bytes - BLOCK_BYTES, [zero], flush=False)
-    await blocks.flush()
+        await draft.write(region.offset_bytes, zero)
+        await draft.write(region.end_bytes - BLOCK_BYTES, zero)
+    await draft.flush()

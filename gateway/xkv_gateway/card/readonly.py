@@ -49,6 +49,11 @@ class ReadOnly:
         return self._device.settles_at_ns
 
     @property
+    def incarnation(self) -> int:
+        """See `BlockDevice`."""
+        return self._device.incarnation
+
+    @property
     def reservations(self) -> None:
         """None: who only looks reserves nothing."""
         return

@@ -1,4 +1,4 @@
-"""Stores: room reserved, payloads written, then committed; acknowledged once the record is durable."""
+"""Stores: room reserved, payloads written and flushed, then committed; acknowledged once the record is durable."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 DURABLE_WAIT_NS = 15_000_000_000
 """How long an acknowledgement may wait for the journal, beyond the time that a short absence of the card takes."""
+WRITES_MAX = 4
+"""So often payloads are written, where the target may have lost its power each time before they were flushed."""
 CANCELLED_WRITE_HOLD_NS = 60_000_000_000
 """How long the space of a write that was given up in the middle stays out of use (longer than any association lives on)."""
 
@@ -122,14 +124,11 @@ class Save:
                 engine.abort_store(list(unsettled.values()), self._store.clock(), None)
                 unsettled.clear()
                 return
-            failures = await self._store.transfer.write(
-                [(index, plan.extents, self._payloads[index]) for index, plan in plans.items()]
-            )
-            if any(isinstance(error, ReservationConflict) for error in failures.values()):
-                self._store.conflicted()
-            for index, error in failures.items():
-                engine.abort_store([unsettled.pop(index)], self._store.clock(), settles_at_ns(error))
-                self._results[index] = StoreStatus.IO_ERROR
+            if not await self._write_durably(unsettled):
+                # All writes have returned: nothing can land any more.
+                engine.abort_store(list(unsettled.values()), self._store.clock(), None)
+                unsettled.clear()
+                return
             written = list(unsettled)
             outcome = engine.commit_store(
                 [plans[index] for index in written], [sums[index] for index in written], self._store.clock()
@@ -145,3 +144,34 @@ class Save:
         known = await self._store.durable(outcome.lsn, self._store.clock() + DURABLE_WAIT_NS)
         for index, status in zip(written, outcome.statuses, strict=True):
             self._results[index] = status if known else StoreStatus.IO_ERROR
+
+    async def _write_durably(self, unsettled: dict[int, WritePlan]) -> bool:
+        """Write payloads until they are durable; what fails is taken out of `unsettled` and has its result.
+
+        A target that loses its power after a write has lost what it wrote, and the flush that comes after that covers nothing of it. So a
+        flush counts for the writes of its own incarnation alone.
+
+        Returns:
+            Whether those that are left are durable.
+        """
+        store, device = self._store, self._store.device
+        deadline_ns = store.clock() + DURABLE_WAIT_NS
+        for _ in range(WRITES_MAX):
+            incarnation = device.incarnation
+            failures = await store.transfer.write(
+                [(index, plan.extents, self._payloads[index]) for index, plan in unsettled.items()]
+            )
+            if any(isinstance(error, ReservationConflict) for error in failures.values()):
+                store.conflicted()
+            for index, error in failures.items():
+                store.engine.abort_store([unsettled.pop(index)], store.clock(), settles_at_ns(error))
+                self._results[index] = StoreStatus.IO_ERROR
+            if not unsettled:
+                return True
+            if not await store.covered(deadline_ns):
+                return False
+            if device.incarnation == incarnation:
+                return True
+            if not await store.writable_by(deadline_ns):
+                return False
+        return False

@@ -3,7 +3,7 @@
 Every mutation of the engine happens synchronously inside one turn of the loop. What it recorded goes to the journal
 as one batch at the end of that turn (group commit), and what waits for it is called when the batch is durable:
 
-    admit (sync)  ->  I/O (async)  ->  finish (sync)  ->  end of turn: one journal batch  ->  durable: replies
+    admit (sync)  ->  I/O and flush (async)  ->  finish (sync)  ->  end of turn: one journal batch  ->  durable: replies
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xkv_gateway.core.types import BeginLoad, Delete, DeleteOutcome, LeaseId, Lookup, ReadPlan
     from xkv_nvmeof.blockdev import BlockDevice
 
-SUSPEND_POLL_NS = 100_000_000
+POLL_NS = 100_000_000
 
 
 class CardOffline(Exception):  # noqa: N818
@@ -117,6 +117,15 @@ class CardStore(Turns):
         """Whether it may also be written to."""
         return self._ownership.writable and self.online
 
+    async def writable_by(self, deadline_ns: int) -> bool:
+        """Wait until the card may be written to. False when the deadline passed first."""
+        while not self.writable:
+            now_ns = self.clock()
+            if now_ns >= deadline_ns:
+                return False
+            await self.room(min(deadline_ns, now_ns + POLL_NS))
+        return True
+
     @property
     def pressed(self) -> bool:
         """Whether new stores must wait for the journal."""
@@ -200,7 +209,7 @@ class CardStore(Turns):
         self._suspended = True
         try:
             while self._loads:
-                await self.room(self.clock() + SUSPEND_POLL_NS)
+                await self.room(self.clock() + POLL_NS)
             yield
         finally:
             self._suspended = False

@@ -71,6 +71,13 @@ class Turns:
         self.when_durable(lsn, partial(_conclude, future, True))
         return await self._within(future, max(0, deadline_ns - self.clock()) / 1e9)
 
+    async def covered(self, deadline_ns: int) -> bool:
+        """Wait until what has been written to the card was flushed (see `Journal.cover`). False when the deadline passed first."""
+        assert self._journal is not None, "nothing is written before there is a journal"
+        future: asyncio.Future[bool] = self._loop.create_future()
+        self._journal.cover(partial(_conclude, future, True))
+        return await self._within(future, max(0, deadline_ns - self.clock()) / 1e9)
+
     async def room(self, deadline_ns: int) -> bool:
         """Wait until space may have become free. False when the deadline passed first."""
         delay_s = (deadline_ns - self.clock()) / 1e9

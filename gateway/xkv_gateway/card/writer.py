@@ -1,10 +1,10 @@
 """The journal of a card that keeps one: group commit, one batch at a time.
 
-    submit, submit, ...  ->  flush (payloads before the records that name them)
-                         ->  batch  ->  flush; fencing read meanwhile: is the card still ours?  ->  durable: replies
+    payloads written  ->  cover: a flush that they share  ->  their records submitted
+    records submitted  ->  batch  ->  flush; fencing read meanwhile: is the card still ours?  ->  durable: replies
 
-While a group is on its way, what is submitted gathers for the next one. What was submitted before the flush of a batch began has its
-payloads covered by that flush: so under load a group costs two round trips, one for its batch and one for a flush.
+While a group is on its way, what is submitted gathers for the next one. Payloads that were written before the flush of a batch began
+are covered by that flush: so under load a group costs two round trips, one for its batch and one for a flush.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.journal_format import Ring, encode_batch, encode_run_start
 from xkv_gateway.card.record_codec import encode_batches
-from xkv_gateway.core.records import DeleteBatch, NamespaceNamed, ScopeNamed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WITHOUT_PAYLOADS: Final = (DeleteBatch, NamespaceNamed, ScopeNamed)
-"""Records that are true whatever the data area holds: a group of nothing else needs no flush before it (FORMAT.md, D1)."""
+TURNS_TO_COMMIT: Final = 2
+"""Turns of the loop from the end of a flush until the records of the stores that waited for it have been submitted."""
 
 
 class JournalWriter:
@@ -68,9 +67,10 @@ class JournalWriter:
         self._flush = flush
         self._pending: list[Record] = []
         self._pending_lsn: Lsn | None = None
-        self._covered: list[Record] = []
-        """Taken for the next group: their payloads are durable, or will be by the flush that has begun."""
-        self._covered_lsn: Lsn | None = None
+        self._covers: list[Callable[[], None]] = []
+        """Who waits for a flush that has not begun."""
+        self._covered: list[Callable[[], None]] = []
+        """Who waits for the flush that has begun."""
         self._durable: Callable[[Lsn], None] | None = None
         self._look: asyncio.Task[None] | None = None
         """The fencing read of the group that is on its way."""
@@ -89,6 +89,14 @@ class JournalWriter:
         self._pending += records
         self._pending_lsn, self._durable = last_lsn, durable
         self._work.set()
+
+    def cover(self, done: Callable[[], None]) -> None:
+        """See `Journal.cover`."""
+        if self._flush:
+            self._covers.append(done)
+            self._work.set()
+        else:
+            asyncio.get_running_loop().call_soon(done)
 
     @property
     def free_bytes(self) -> int:
@@ -141,49 +149,57 @@ class JournalWriter:
         """
         try:
             while True:
-                if not self._covered:
+                if self._pending:
+                    await self._commit_pending()
+                elif self._covers:
+                    self._take_covers()
+                    await self._blocks.flush()
+                    await self._tell_covered()
+                else:
+                    self._work.clear()
                     await self._work.wait()
-                    await self._cover()
-                    continue
-                records, self._covered = self._covered, []
-                lsn, durable = self._covered_lsn, self._durable
-                assert lsn is not None
-                assert durable is not None
-                await self._commit(records)
-                self.acknowledged = self._written
-                durable(lsn)
-                async with self._moved:
-                    self._moved.notify_all()
         finally:
             self._look_no_more()
 
-    def _take(self) -> None:
-        """Take what was submitted for the next group: a flush that covers its payloads begins now."""
-        self._work.clear()
-        if self._pending:
-            self._covered += self._pending
-            self._covered_lsn, self._pending = self._pending_lsn, []
+    def _take_covers(self) -> None:
+        """A flush begins now."""
+        self._covered += self._covers
+        self._covers = []
 
-    async def _cover(self) -> None:
-        """Begin a group when nothing is on its way."""
-        self._take()
-        if self._flush and not all(isinstance(record, _WITHOUT_PAYLOADS) for record in self._covered):
-            await self._blocks.flush()
+    async def _tell_covered(self) -> None:
+        """A flush has ended. Who waited for it commits at once, for the next group: that is better than a flush for the others first."""
+        covered, self._covered = self._covered, []
+        for done in covered:
+            done()
+        for _ in range(TURNS_TO_COMMIT if covered else 0):
+            await asyncio.sleep(0)
+
+    async def _commit_pending(self) -> None:
+        records, self._pending = self._pending, []
+        lsn, durable = self._pending_lsn, self._durable
+        assert lsn is not None
+        assert durable is not None
+        await self._commit(records)
+        self.acknowledged = self._written
+        durable(lsn)
+        async with self._moved:
+            self._moved.notify_all()
 
     async def _commit(self, records: Sequence[Record]) -> None:
         for body in encode_batches(records, self._ring.body_bytes_max):
             await self._write(await self._place(body), self._batch_written)
+            await self._tell_covered()
         assert self._look is not None
         await self._look
         self._look = None
 
     def _batch_written(self) -> None:
-        """Begin the next group's part of the flush, and the fencing read.
+        """Note whose payloads the flush of the batch covers as well, and begin the fencing read.
 
         Whoever takes the card writes its superblocks before it reads the journal. So who reads a superblock of its own after its batch
         was written, though not flushed, knows that the batch will be found; what makes it survive a loss of power is the flush.
         """
-        self._take()
+        self._take_covers()
         self._look_no_more()
         self._look = asyncio.ensure_future(self._verify())
 

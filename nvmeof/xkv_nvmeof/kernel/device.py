@@ -115,6 +115,11 @@ class KernelDevice:
         return self._keeper.settles_at_ns
 
     @property
+    def incarnation(self) -> int:
+        """Grows whenever Linux has lost a controller, or may have. Of devices that are no NVMe namespaces nothing is known."""
+        return self._keeper.incarnation
+
+    @property
     def reservations(self) -> None:
         """None: not through Linux."""
         return
@@ -235,6 +240,7 @@ class KernelDevice:
         if status is not None:
             raise command_failed(what, status, do_not_retry=status is not Status.INTERNAL_ERROR) from error
         settles_at_ns = self._clock() + use.opened.late_ms * NS_PER_MS
+        self._keeper.may_have_lost()
         if mutates:
             self._keeper.settles_at_ns = max(self._keeper.settles_at_ns, settles_at_ns)
         if self._keeper.use is use:

@@ -12,6 +12,7 @@ from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
 from xkv_nvmeof.initiator_open import check_identity
 from xkv_nvmeof.initiator_retry import Backoff, ReconnectLog
 from xkv_nvmeof.kernel import sysfs
+from xkv_nvmeof.kernel.view import subsystem_of
 from xkv_nvmeof.kernel.ways import geometry_of, is_live
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 NS_PER_MS: Final = 1_000_000
 WATCH_S: Final = 0.25
+UNSEEN_MS_MAX: Final = 900
+"""Linux waits for a second or more before it connects anew: who looks at least so often sees each controller that was lost."""
 RECONNECT_DELAY_MAX_MS: Final = 2_000
 """A start of nvme-cli each: rarer than attempts of an initiator of our own, often enough to be back within seconds."""
 
@@ -83,6 +86,35 @@ class KernelKeeper:
         self._least_bytes = 0
         """What the namespace had when it was opened first: smaller, it is not usable."""
         self._watching: asyncio.Task[None] | None = None
+        self._incarnation = 0
+        self._ways: frozenset[tuple[str, str]] = frozenset()
+        """The controllers that were live at the last look."""
+        self._looked_at_ns = 0
+
+    @property
+    def incarnation(self) -> int:
+        """Grows whenever a controller was lost, or may have been while nobody looked.
+
+        Linux connects anew and repeats commands without a word, so this is judged by looks at the state of the controllers.
+        """
+        if self._seen is not None and self._unseen:
+            self._look_at_ways(self._seen)
+        return self._incarnation
+
+    @property
+    def _unseen(self) -> bool:
+        return self._clock() - self._looked_at_ns > UNSEEN_MS_MAX * NS_PER_MS
+
+    def may_have_lost(self) -> None:
+        """What has been written, and not flushed, may be gone."""
+        self._incarnation += 1
+
+    def _look_at_ways(self, opened: Opened) -> None:
+        unseen, before = self._unseen and opened.identity.nqn, self._ways
+        self._ways = live_controllers(opened)
+        self._looked_at_ns = self._clock()
+        if unseen or not before <= self._ways:
+            self.may_have_lost()
 
     @property
     def opened(self) -> Opened:
@@ -115,6 +147,7 @@ class KernelKeeper:
     def _adopt(self, opened: Opened) -> None:
         before, self._seen = self._seen, opened
         self.use = Use(opened)
+        self._look_at_ways(opened)
         self._backoff.reset()
         self._log.success()
         if before is not None and before.geometry != opened.geometry:
@@ -137,6 +170,7 @@ class KernelKeeper:
     def look(self, use: Use) -> None:
         """Compare the state with what Linux says now."""
         opened = use.opened
+        self._look_at_ways(opened)
         live, reason = is_live(opened)
         overdue_ns = self._clock() - self._options.command_timeout_ms * NS_PER_MS
         if live and any(began < overdue_ns for began in use.running.values()):
@@ -211,6 +245,19 @@ class KernelKeeper:
                         await asyncio.sleep(0.01)
             use.give_up()
         await self._way.leave()
+
+
+def live_controllers(opened: Opened) -> frozenset[tuple[str, str]]:
+    """Return the controllers by which Linux reaches the namespace now: the name of each, and the id that its target gave it."""
+    if not opened.identity.nqn:
+        return frozenset()
+    subsystem = subsystem_of(sysfs.read_view(opened.root), opened.identity.nqn)
+    folder = opened.root / "class" / "nvme"
+    return frozenset(
+        (one.name, sysfs.text_of(folder / one.name / "cntlid"))
+        for one in (() if subsystem is None else subsystem.controllers)
+        if one.live
+    )
 
 
 def _report_death(task: asyncio.Task[None]) -> None:

@@ -1,0 +1,26 @@
+"""The card alone loses its power at every command of every operation, and comes back; the gateway goes on, and keeps what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.crash.explore import cut_by_outage
+from tests.crash.scenarios import SCENARIOS, Scenario
+
+NAMES = [scenario.name for scenario in SCENARIOS]
+PART = 2
+"""Of the commands, one in so many; another one for each operation."""
+IMAGES_SLOW = 5
+
+
+@pytest.mark.parametrize("number", range(len(SCENARIOS)), ids=NAMES)
+def test_whatever_is_acknowledged_after_an_outage_of_the_card_is_there(number: int) -> None:
+    found = cut_by_outage(SCENARIOS[number], every=PART, offset=number % PART)
+    assert found.cuts >= 4
+    assert found.images
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=NAMES)
+def test_whatever_the_card_has_kept_in_an_outage(scenario: Scenario) -> None:
+    cut_by_outage(scenario, IMAGES_SLOW)
