@@ -34,11 +34,13 @@ class ChannelError(Exception):
 
     Attributes:
         unavailable: The gateway did not answer (and a refusal otherwise).
+        code: The code of a refusal, where the gateway gave one.
     """
 
-    def __init__(self, message: str, *, unavailable: bool) -> None:
+    def __init__(self, message: str, *, unavailable: bool, code: ErrorCode | None = None) -> None:
         super().__init__(message)
         self.unavailable = unavailable
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,4 +247,6 @@ def _padded(size: int) -> int:
 
 
 def _failed(error: XkvRpcError) -> ChannelError:
-    return ChannelError(str(error), unavailable=not isinstance(error, RpcError))
+    if isinstance(error, RpcError):
+        return ChannelError(str(error), unavailable=False, code=error.code)
+    return ChannelError(str(error), unavailable=True)

@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from xkv_rpc.errors import BadReplyError, CircuitOpenError, GatewayUnavailableError, XkvRpcError
+from xkv_rpc.errors import BadReplyError, CircuitOpenError, GatewayUnavailableError, RpcError, XkvRpcError
 from xkv_rpc.messages import LookupMode
 from xkv_rpc.session import Breaker, BreakerState
 from xkv_vllm_connector.groups import Kind
@@ -24,6 +24,7 @@ from xkv_vllm_connector.matching import longest_hit, prefix_hit
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from xkv_rpc.errors import ErrorCode
     from xkv_rpc.messages import LookupReply
     from xkv_vllm_connector.groups import Geometry
 
@@ -105,6 +106,9 @@ class Lookups:
         # Answers that nobody waits for any more come in their own thread.
         self._breaker_lock = threading.Lock()
         self._breaker = Breaker(backoff_min_ns=BACKOFF_MIN_NS, backoff_max_ns=BACKOFF_MAX_NS)
+        self._why = ""
+        """Why the last question had no answer."""
+        self._refusals: set[ErrorCode] = set()
         self._under_way: list[Future[Found]] = []
         self._crowded = False
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="xkv-lookup")
@@ -196,7 +200,10 @@ class Lookups:
             elif before is not BreakerState.CLOSED:
                 self._breaker.succeeded()
         if not answered and before is BreakerState.CLOSED:
-            self._say("the gateway does not answer: requests are computed without the card until it does")
+            why = f" ({self._why})" if self._why else ""
+            self._say(
+                f"the gateway does not answer{why}: requests are computed without the card until it does"
+            )
         elif answered and before is not BreakerState.CLOSED:
             self._say("the gateway answers again")
 
@@ -256,8 +263,19 @@ class Lookups:
                     if size is None
                 )
         except XkvRpcError as error:
-            return None if _is_absence(error) else [True] * len(questions)
+            # Refused: for now there is nothing to be had.
+            return [False] * len(questions) if self._is_answer(error) else None
         return [question not in missing for question in questions]
+
+    def _is_answer(self, error: XkvRpcError) -> bool:
+        """Whether the gateway refused, as opposed to being away; each kind of refusal is said once. Runs in a thread."""
+        if isinstance(error, GatewayUnavailableError | BadReplyError):
+            self._why = str(error)
+            return False
+        if isinstance(error, RpcError) and error.code not in self._refusals:
+            self._refusals.add(error.code)
+            self._say(f"the gateway refuses to be asked, {error}; this is not said again")
+        return True
 
     def _ask(self, stems: list[bytes], scope: bytes, hashes: list[bytes], first: int) -> Found:
         """Ask batch by batch, until one is not held whole. Runs in a thread."""
@@ -293,7 +311,7 @@ class Lookups:
         except XkvRpcError as error:
             for _, lease in leases:
                 self._release(lease)
-            return Found(0, [], answered=not _is_absence(error))
+            return Found(0, [], answered=self._is_answer(error))
         if not prefix:
             end = longest_hit(self._geometry, held, first, first + len(hashes))
         if end <= first:
@@ -301,8 +319,3 @@ class Lookups:
                 self._release(lease)
             return Found(0, [], answered=True)
         return Found(end, leases, answered=True)
-
-
-def _is_absence(error: XkvRpcError) -> bool:
-    """Whether the gateway is not there, as opposed to refusing."""
-    return isinstance(error, GatewayUnavailableError | BadReplyError)

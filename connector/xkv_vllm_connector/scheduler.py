@@ -99,7 +99,8 @@ class SchedulerSide:
     def _scope(self, request: HostRequest) -> bytes | None:
         """The tenant of a request; None: it takes no part, and nothing of it reaches the gateway."""
         params = request.kv_transfer_params
-        if params is not None and params.get(STORE_PARAM, True) is not True:
+        # Whatever is not plainly allowed is forbidden: these come from a client.
+        if params is not None and not (isinstance(params, dict) and params.get(STORE_PARAM, True) is True):
             return None
         salt = request.cache_salt
         if not salt:

@@ -6,8 +6,12 @@ field. Millisecond, byte and token settings say so in their names or below.
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
+
+from xkv_rpc.errors import EndpointError
+from xkv_rpc.unixpath import check_socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,13 +96,38 @@ def _is_load_mode(value: str) -> str | None:
 
 
 def _is_host(value: str) -> str | None:
-    return None if value and "/" not in value and " " not in value else "must be a host name or an address"
+    if ":" in value:
+        try:
+            ipaddress.IPv6Address(value)
+        except ValueError:
+            return "must be a host name or an address, without port, scheme or brackets"
+        return None
+    good = value and value.isprintable() and not set(value) & set(" /@[]")
+    return None if good else "must be a host name or an address"
+
+
+def _is_socket(value: str) -> str | None:
+    if not value:
+        return None
+    try:
+        check_socket_path(value)
+    except UnicodeEncodeError:
+        return "must be valid Unicode"
+    except EndpointError as error:
+        return str(error)
+    return None
+
+
+def _is_file(value: str) -> str | None:
+    return None if value.isprintable() else "must be the path of a file"
 
 
 _MINUTE_MS: Final = 60_000
 _CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "xkv_gateway_host": _is_host,
     "xkv_gateway_port": _between(1, 65_535),
+    "xkv_gateway_socket": _is_socket,
+    "xkv_keys": _is_file,
     "chunk_size": _between(1, 1 << 20),
     "key_namespace": _is_namespace,
     "load_mode": _is_load_mode,

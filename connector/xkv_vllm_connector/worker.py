@@ -18,6 +18,7 @@ from xkv_vllm_connector.transfers import Order, load, store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from xkv_rpc.errors import ErrorCode
     from xkv_vllm_connector.channel import Channel
     from xkv_vllm_connector.metadata import LoadJob, StepPlan, StoreJob
     from xkv_vllm_connector.settings import Settings
@@ -64,6 +65,7 @@ class WorkerSide:
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._sync_failures = 0
+        self._refusals: set[ErrorCode] = set()
         self._loads: queue.SimpleQueue[Order[LoadJob] | None] = queue.SimpleQueue()
         self._stores: queue.SimpleQueue[Order[StoreJob] | None] = queue.SimpleQueue()
         self._threads = [
@@ -213,6 +215,9 @@ class WorkerSide:
             well = store(self._kit, self._store_channel, orders, self._settings.store_timeout_ms)
         except ChannelError as error:
             away = error.unavailable
+            if error.code is not None and error.code not in self._refusals:
+                self._refusals.add(error.code)
+                self._warn(f"the gateway takes no stores, {error}; further ones only count in stores_failed")
         finally:
             now_ns = self._kit.clock()
             with self._lock:

@@ -13,7 +13,7 @@ from tests.connector.test_boundaries import drop
 from tests.connector.test_engine import end_in_order, prompt, request
 from tests.rpc.harness import DictService, wait_until
 from xkv_rpc.errors import ErrorCode, RpcError
-from xkv_rpc.messages import Load, LoadReply, Lookup, Store, StoreReply
+from xkv_rpc.messages import Hello, Load, LoadReply, Lookup, Store, StoreReply
 from xkv_vllm_connector.requests import State
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Faulty(DictService):
         self.late: list[tuple[Call, Any]] = []
 
     def answer(self, call: Call) -> None:
+        if self.fault == "all forbidden" and not isinstance(call.request, Hello):
+            raise RpcError(ErrorCode.FORBIDDEN, "not your namespace", field="ns")
         match call.request:
             case Lookup():
                 self.lookups += 1
@@ -184,6 +186,26 @@ def test_a_gateway_that_hangs_holds_up_no_step_and_is_found_again() -> None:
             service.fault = ""
             wait_until(lambda: rig.lookups.available or _probe(rig), "the gateway is found again")
             assert "the gateway answers again" in rig.said
+
+
+@pytest.mark.parametrize("requests", [1, 20])
+def test_a_gateway_that_refuses_is_quoted_once_and_costs_nobody_anything(requests: int) -> None:
+    service = Faulty()
+    with gateway(service) as (_, served), connector(service, served) as rig:
+        service.fault = "all forbidden"
+        asked = [request(prompt(LONG, seed)) for seed in range(requests)]
+        rig.engine.run(*asked)
+        end_in_order(rig)
+        assert [one.external_total for one in asked] == [0] * requests
+        assert rig.lookups.available
+        assert sorted(line.partition(",")[0] for line in rig.said) == [
+            "the gateway refuses to be asked",
+            "the gateway takes no stores",
+        ]
+        assert all("forbidden (ns): not your namespace" in line for line in rig.said)
+        service.fault = ""
+        rig.engine.run(request(prompt(LONG, 0)))
+        assert rig.count("chunks_stored") == 10
 
 
 @pytest.mark.parametrize("fault", REFUSED_STORES)

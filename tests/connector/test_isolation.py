@@ -97,6 +97,19 @@ def test_a_request_that_must_not_be_stored_leaves_no_trace(value: object) -> Non
         assert len(service.objects) == 20
 
 
+@pytest.mark.parametrize(
+    "params", [[], ["xkv_store"], "xkv_store", 1, {"xkv_store": []}, {"xkv_store": "true"}, {"xkv_store": 1}]
+)
+def test_transfer_parameters_that_are_none_forbid_and_break_nothing(params: Any) -> None:
+    service = Listening()
+    with gateway(service) as (_, served), connector(service, served) as rig:
+        asked = request(prompt(LONG), SALT, kv_transfer_params=params)
+        rig.engine.run(asked)
+        end_in_order(rig)
+        assert service.heard == []
+        assert asked.external_total == 0
+
+
 @pytest.mark.parametrize("salt", ["a/b", "a@b", "a\\b", "a\0b", "x" * 129, "_default", "\ud800"])
 def test_a_salt_that_cannot_be_a_scope_keeps_the_request_off_and_is_not_said(salt: str) -> None:
     service = Listening()

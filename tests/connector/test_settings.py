@@ -31,6 +31,7 @@ def test_the_documented_settings_are_taken() -> None:
 def test_the_address_is_a_port_of_a_host_or_a_socket() -> None:
     assert parse_settings({"xkv_gateway_host": "10.0.0.1"}).endpoint == "tcp://10.0.0.1:5557"
     assert parse_settings({"xkv_gateway_host": "::1", "xkv_gateway_port": 1}).endpoint == "tcp://[::1]:1"
+    assert parse_settings({"xkv_gateway_host": "fe80::1%eth0"}).endpoint == "tcp://[fe80::1%eth0]:5557"
     assert parse_settings({"xkv_gateway_socket": "/run/x.sock"}).endpoint == "ipc:///run/x.sock"
 
 
@@ -54,6 +55,18 @@ def test_a_value_of_another_type_is_refused_by_name(field: object) -> None:
         ("xkv_gateway_host", ""),
         ("xkv_gateway_host", "a b"),
         ("xkv_gateway_host", "http://a"),
+        ("xkv_gateway_host", "localhost:5557"),
+        ("xkv_gateway_host", "[::1]"),
+        ("xkv_gateway_host", "::1]:5557"),
+        ("xkv_gateway_host", "a\nb"),
+        ("xkv_gateway_host", "a\0"),
+        ("xkv_gateway_host", "\ud800"),
+        ("xkv_gateway_socket", "/run/" + "x" * 107),
+        ("xkv_gateway_socket", "/run/a\0b"),
+        ("xkv_gateway_socket", "@abstract"),
+        ("xkv_gateway_socket", "/run/\ud800"),
+        ("xkv_keys", "a\0b"),
+        ("xkv_keys", "\ud800"),
         ("chunk_size", 0),
         ("chunk_size", -1),
         ("key_namespace", "_default"),
