@@ -102,10 +102,9 @@ def _check_length(data: bytes | bytearray | memoryview) -> None:
 
 def _decode_text(name: str, raw: bytes) -> str:
     text = raw.split(b"\0", 1)[0] if name in _NUL_PADDED else raw.rstrip(b" \0")
-    try:
-        return text.decode("utf-8" if name in _NUL_PADDED else "ascii")
-    except UnicodeDecodeError as error:
-        raise IdentifyFormatError(f"{name} is not text") from error
+    decoded = text.decode("utf-8" if name in _NUL_PADDED else "ascii", errors="replace")
+    # They are for people; a controller that holds rubbish there works all the same.
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in decoded)
 
 
 class _Structure:

@@ -60,6 +60,7 @@ _CHANGED_NAMESPACES_BYTES: Final = 4096
 _ACCESS_GROUPS_MAX: Final = 2047
 _LONGEST_TICK_S: Final = 1.0
 _KEEP_ALIVES_PER_TIMEOUT: Final = 3
+_EVENT_PAUSE_S: Final = 0.05
 _Resolved = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 
@@ -104,6 +105,7 @@ class Association:
         self.loop = asyncio.get_running_loop()
         self._tick_handle: asyncio.TimerHandle | None = None
         self._keep_alive_handle: asyncio.TimerHandle | None = None
+        self._arm_handle: asyncio.TimerHandle | None = None
         self._keep_alive_sent_ns = host.clock()
         self._tick()
 
@@ -196,7 +198,7 @@ class Association:
             return
         self.over = True
         self.reason = str(failure)
-        for handle in (self._tick_handle, self._keep_alive_handle):
+        for handle in (self._tick_handle, self._keep_alive_handle, self._arm_handle):
             if handle is not None:
                 handle.cancel()
         on_end, self.on_end = self.on_end, None
@@ -282,16 +284,23 @@ class Association:
     def arm_events(self) -> None:
         """Keep one Asynchronous Event Request outstanding (AERL allows at least one; Base 5.2)."""
         assert self.admin is not None
-        if self.over or not self.admin.link.core.room:
+        if self.over:
+            return
+        if not self.admin.link.core.room:
+            self._plan_arming()
             return
         entry = bytearray(builders.async_event_request(0).to_bytes())
         self.admin.link.submit(Exchange(entry, on_finish=self._event))
+
+    def _plan_arming(self) -> None:
+        """Ask again after a moment, so that a controller that has events without end does not keep this host busy."""
+        self._arm_handle = self.loop.call_later(_EVENT_PAUSE_S, self.arm_events)
 
     def _event(self, exchange: Exchange) -> None:
         if exchange.outcome is not Outcome.COMPLETED or exchange.status or self.over:
             return
         kind, info = exchange.result & 7, exchange.result >> 8 & 0xFF
-        self.arm_events()
+        self._plan_arming()
         if kind != AsyncEventType.NOTICE:
             return
         if info == NoticeInfo.NAMESPACE_CHANGED and self.on_namespace is not None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _READY_POLL_MIN_S: Final = 0.002
 _READY_POLL_MAX_S: Final = 0.1
+_LEAST_QUEUE_ENTRIES: Final = 2
+"""One slot of a queue stays empty (Base 3.3.1)."""
 _MIN_READY_WAIT_NS: Final = 500 * NS_PER_MS
 
 
@@ -167,6 +169,8 @@ async def _open_io_queues(
     association: Association, controller: IdentifyController, cntlid: int, count: int, entries: int
 ) -> None:
     """Connect the I/O queues; one that is refused is done without, as long as there is another."""
+    if entries < _LEAST_QUEUE_ENTRIES:
+        raise ConnectFailed("the controller has queues of one entry (CAP.MQES), which cannot be used")
     room = controller.in_capsule_bytes
     refused: ConnectFailed | None = None
     for qid in range(1, count + 1):

@@ -104,16 +104,13 @@ class DiscoveryEntry:
         """Decode exactly 1024 bytes.
 
         Raises:
-            LogFormatError: the length is wrong, or a text field is no text.
+            LogFormatError: the length is wrong.
         """
         if len(data) != DISCOVERY_ENTRY_BYTES:
             raise LogFormatError(f"a discovery record of {len(data)} bytes")
         values = _ENTRY.unpack(data)
         transport, family, kind, requirements, port_id, cntlid, entries, flags, *texts, security = values
-        try:
-            service, subnqn, address = (text.rstrip(b" \0").decode() for text in texts)
-        except UnicodeDecodeError as error:
-            raise LogFormatError("a discovery record with a field that is no text") from error
+        service, subnqn, address = (text.rstrip(b" \0").decode(errors="replace") for text in texts)
         return cls(
             subnqn,
             address,

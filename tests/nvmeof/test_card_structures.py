@@ -174,11 +174,10 @@ def test_a_namespace_descriptor_that_cannot_be_is_refused_and_an_unknown_one_ski
             NamespaceDescriptors.from_bytes(data)
 
 
-def test_identify_text_that_is_not_ascii_is_refused() -> None:
+def test_identify_text_is_for_people_and_rubbish_in_it_is_replaced() -> None:
     data = bytearray(structures()["identify-controller"])
-    data[4] = 0xFF
-    with pytest.raises(IdentifyFormatError):
-        IdentifyController.from_bytes(data)
+    data[4:24] = b"A\xff\x1b[2J\0\n".ljust(20)
+    assert IdentifyController.from_bytes(data).serial == "A\ufffd\ufffd[2J\ufffd\ufffd"
 
 
 @pytest.mark.parametrize("header", [(1, 1025, 0), (1, 1, 1)])

@@ -226,6 +226,22 @@ async def test_growth_shrink_removal_and_return_are_all_noticed() -> None:
         assert [len(conn.event_cids) for conn in target.connections if conn.qid == 0] == [1]
 
 
+@pytest.mark.parametrize("event", [0x0004_0002, 0x000C_0302, 0x0001_0000, 0x00FF_0007])
+async def test_a_controller_with_events_without_end_does_not_keep_the_host_busy(event: int) -> None:
+    asked_ns: list[int] = []
+
+    def storm(conn: FakeConnection, entry: SubmissionEntry) -> list[bytes] | None:
+        if conn.qid or entry.opcode != AdminOpcode.ASYNC_EVENT_REQUEST:
+            return None
+        asked_ns.append(time.monotonic_ns())
+        return [conn.response(entry.cid, 0, event)]
+
+    async with connected(Script(on_command=storm)) as (target, device):
+        await target.until(lambda: len(asked_ns) > 5)
+        assert asked_ns[5] - asked_ns[0] >= 200_000_000
+        assert device.state is DeviceState.ONLINE
+
+
 @pytest.mark.parametrize(
     ("share", "text"),
     [(0, "does not exist"), (0.5, "shrank")],

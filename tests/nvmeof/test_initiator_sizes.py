@@ -173,6 +173,12 @@ async def test_a_refused_second_queue_is_done_without() -> None:
         assert device.counters.reconnects == 0
 
 
+async def test_queues_without_room_for_a_command_are_a_clear_failure() -> None:
+    async with FakeTarget(Script(max_queue_entries=1)) as target:
+        with pytest.raises(ConnectFailed, match="queues of one entry"):
+            await connect(target.port)
+
+
 @pytest.mark.parametrize("how", ["feature refused", "connect refused"])
 async def test_no_io_queue_at_all_is_a_clear_failure(how: str) -> None:
     def refuse(conn: FakeConnection, entry: SubmissionEntry) -> Sequence[bytes] | None:

@@ -29,7 +29,7 @@ from xkv_nvmeof.initiator_discovery import discover as discover_at
 from xkv_nvmeof.kernel.nvmecli import LIST, LIST_SUBSYSTEMS, VERSION, parse_view
 from xkv_nvmeof.kernel.sysfs import read_view
 from xkv_nvmeof.kernel.tool import NvmeTool
-from xkv_nvmeof.logpages import SUBTYPE_NVM
+from xkv_nvmeof.logpages import SUBTYPE_NVM, TRTYPE_TCP
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,7 +102,7 @@ def _url(given: str | None, configured: str | None) -> KernelCardUrl:
 @click.argument("address")
 @_options
 def discover(address: str, file: Path | None, state_dir: str | None, as_json: bool) -> ExitCode:
-    """Show what the target at ADDRESS (HOST, HOST:PORT, or the URL of a card) offers this host. Needs no root."""
+    """Show what the target at ADDRESS (HOST, HOST:PORT, or the URL of a card) offers this host over NVMe/TCP. Needs no root."""
     options, storage, _card = _settings(file, state_dir)
     host, port = _host_and_port(_authority(address))
     _judge(storage, host, f"the target {address}")
@@ -113,7 +113,7 @@ def discover(address: str, file: Path | None, state_dir: str | None, as_json: bo
     offered = [
         {"nqn": entry.subnqn, "address": entry.address, "port": entry.service}
         for entry in entries
-        if entry.subsystem_type == SUBTYPE_NVM
+        if entry.subsystem_type == SUBTYPE_NVM and entry.transport == TRTYPE_TCP
     ]
     if as_json:
         print_json(offered)
