@@ -4,11 +4,14 @@
 - One request at a time: what a client sends behind a request before that is answered is dropped, and the connection ends with the
   answer. So a body that is longer than announced never becomes a request, and a client that goes away is always noticed.
 - Requests that cannot be read are answered in JSON.
+- An answer that broke off ends with a reset where only the end of the connection tells the end of the answer (HTTP/1.0).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -16,9 +19,30 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     import asyncio
 
+    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
+
 HEAD_TIMEOUT_S: Final = 10.0
 HEAD_BYTES_MAX: Final = 64 << 10
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
 _BAD: Final = b'{"error": {"message": "the request cannot be read as HTTP", "type": "xkv_frontend", "code": "bad_framing"}}'
+
+
+class _Resetting:
+    """A transport for one answer. Closed before the answer is complete, it resets the connection."""
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport = transport
+        self._cycle = cycle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """Send what is left, and close."""
+        if self._cycle.response_started and not self._cycle.response_complete:
+            own = self._transport.get_extra_info("socket")
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self._transport.close()
 
 
 class FrontProtocol(H11Protocol):
@@ -57,6 +81,8 @@ class FrontProtocol(H11Protocol):
                 self._arm()
             return
         self._disarm()
+        if self.cycle is not None and self.scope["http_version"] == "1.0":
+            self.cycle.transport = cast("asyncio.Transport", _Resetting(self.transport, self.cycle))
         running = self.cycle is not None and not self.cycle.response_complete
         if running and self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
             self._closing = True

@@ -151,9 +151,9 @@ class _Walk:
             error = self._value(name)
             if error is not None:
                 return error
-        self._field = None
+        last, self._field = self._field, None
         if count >= FIELDS_WALKED_MAX:
-            return bad_request(None, "more fields than any request has")
+            return bad_request(last, "more fields than any request has")
         if self._unpacker.tell() < len(self._header):
             return bad_request(None, "bytes after the end of the header")
         return bad_request(None, "not a valid header")

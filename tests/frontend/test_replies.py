@@ -215,6 +215,25 @@ async def test_a_reply_that_broke_off_breaks_off(front: Running, fake: FakeVllm,
     await until(lambda: '"outcome": "truncated"' in "".join(front.log))
 
 
+async def test_over_http_1_0_an_answer_that_broke_off_ends_with_a_reset_and_one_that_did_not_does_not(
+    front: Running, fake: FakeVllm
+) -> None:
+    """Nothing else tells the two apart: nginx, for one, asks in HTTP/1.0."""
+    old = POST.replace(b"HTTP/1.1", b"HTTP/1.0")
+    for end in (LAST_CHUNK, b""):
+        fake.script = breaking_off(CHUNKED_HEAD, chunk(event({"n": 1})), end)
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(old)
+        answer = await reader.readuntil(b"}\n\n")
+        assert b"chunked" not in answer
+        if end:
+            assert await reader.read() == b""
+        else:
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        writer.close()
+
+
 async def test_more_than_announced_is_cut_at_what_was_announced(front: Running, fake: FakeVllm) -> None:
     fake.script = answering(
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfiveXHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
