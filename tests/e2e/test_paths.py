@@ -14,7 +14,8 @@ from xkv_rpc.async_client import AsyncClient
 if TYPE_CHECKING:
     from pathlib import Path
 
-SHORT = {"XKV_NVME__KEEP_ALIVE_MS": "2000"}
+SHORT = {"XKV_NVME__KEEP_ALIVE_MS": "4000", "XKV_NVME__COMMAND_TIMEOUT_MS": "30000"}
+"""So long what was lost may still arrive, and so long what has to wait for that may wait, on a machine that is busy."""
 CLIENTS = 4
 ROUNDS = 12
 PAYLOAD_BYTES = 300_000
