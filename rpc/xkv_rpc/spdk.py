@@ -223,6 +223,7 @@ class SpdkClient:
         self._pool = ThreadPoolExecutor(CONNECTIONS_MAX, thread_name_prefix="spdk-rpc")
         self._open: set[_Connection] = set()
         self._calls = 0
+        self._closed = False
 
     async def call(
         self, method: str, params: Mapping[str, Any] | None = None, *, timeout_ms: int | None = None
@@ -252,6 +253,8 @@ class SpdkClient:
             raise SpdkUnreachableError(method, f"{self.address}: {error.strerror or error}") from None
         self._open.add(connection)
         try:
+            if self._closed:
+                connection.abort()
             return connection.exchange(method, params)
         except TimeoutError:
             raise SpdkTimeoutError(method, f"{self.address} did not answer in time") from None
@@ -263,6 +266,7 @@ class SpdkClient:
 
     def close(self) -> None:
         """End the calls that run; calls that wait are not made. Idempotent, does not wait."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         for connection in list(self._open):
             connection.abort()

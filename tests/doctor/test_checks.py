@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.gateway import run
+from tests.e2e.gateway import alive, run
 from tests.target.fake_spdk import fake_spdk
 from tests.target.model_spdk import ModelVolumes
 from xkv_gateway.config import Config
+from xkv_gateway.doctor import facts
 from xkv_gateway.doctor.checks import Finding, Level, examine
 from xkv_gateway.doctor.facts import Facts, FileFact, Interface, Questions, Reach, gather, read_interfaces
 from xkv_gateway.errors import ExitCode
@@ -198,3 +199,30 @@ async def test_the_command_judges_ports_and_the_target_and_its_exit_code_tells(t
     assert findings["target 127.0.5.1:1"]["level"] == "problem"
     plain = await run(tmp_path, "doctor")
     assert (plain.code == ExitCode.OK) is ("0 problems" in plain.out)
+
+
+async def test_what_a_tool_says_is_read_to_its_end(tmp_path: Path) -> None:
+    tool = script(tmp_path, "head -c 300000 /dev/zero | tr '\\0' x; sleep 0.05; echo end")
+    said = await facts._tool(tool)
+    assert said is not None
+    assert (len(said), said[-4:]) == (300_003, "xend")
+
+
+async def test_a_tool_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "TOOL_TIMEOUT_S", 0.2)
+    tool = script(tmp_path, f"sleep 600 & echo $! > {tmp_path}/pid; wait")
+    assert await facts._tool(tool) is None
+    if (tmp_path / "pid").exists():  # a machine that is very busy may not have come that far
+        pid = int((tmp_path / "pid").read_text())
+        async with asyncio.timeout(60):
+            while alive(pid):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "tool"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)

@@ -41,8 +41,9 @@ def free_port() -> int:
 class Process:
     """The target. It can be killed, stopped and started as often as one likes."""
 
-    def __init__(self, rpc: str) -> None:
+    def __init__(self, rpc: str, home: Path) -> None:
         self.rpc = rpc
+        self._home = home
         self._process: subprocess.Popen[bytes] | None = None
         self.client = SpdkClient(SpdkAddress(rpc), clock=time.monotonic_ns, timeout_ms=5_000)
 
@@ -53,6 +54,7 @@ class Process:
             [*command, "--interrupt-mode", "--disable-cpumask-locks", *arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            cwd=self._home,  # orders over TCP leave a file of the address's name there
         )
         async with asyncio.timeout(HANG_S):
             while True:
@@ -77,7 +79,7 @@ class Process:
 @contextlib.asynccontextmanager
 async def process(home: Path, rpc: str | None = None, *arguments: str) -> AsyncIterator[Process]:
     """Run a target for the time of the block."""
-    target = Process(rpc or str(home / "spdk.sock"))
+    target = Process(rpc or str(home / "spdk.sock"), home)
     try:
         await target.start(*arguments)
         yield target

@@ -294,8 +294,7 @@ async def _ask_tool() -> View:
         for ended in (subsystems, devices):
             if ended.code:
                 raise CardUnavailableError(f"nvme-cli: {ended.said}")
-        return parse_view(
-            subsystems.out, devices.out, version.out.decode(errors="replace").split("\n")[0][:60]
-        )
+        line = version.out.decode(errors="replace").split("\n")[0][:60]
+        return parse_view(subsystems.out, devices.out, line.removeprefix("nvme ").removeprefix("version "))
     except DeviceError as error:
         raise CardUnavailableError(str(error)) from None

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ TOOL_TIMEOUT_S: Final = 3.0
 CONNECT_TIMEOUT_S: Final = 3.0
 FILE_BYTES_MAX: Final = 1 << 20
 TOOL_BYTES_MAX: Final = 8 << 20
+TOOL_CHUNK_BYTES: Final = 64 << 10
+KILL_GRACE_S: Final = 0.5
 MODULES: Final = ("nvme_core", "nvme_fabrics", "nvme_tcp")
 CAP_SYS_ADMIN: Final = 21
 ADMIN_PATHS: Final = "/usr/sbin:/usr/local/sbin:/sbin:/usr/bin:/bin"
@@ -254,15 +257,21 @@ async def _tool(program: str, *arguments: str) -> str | None:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
     )
     assert process.stdout is not None
+    out = bytearray()
     try:
         async with asyncio.timeout(TOOL_TIMEOUT_S):
-            out = await process.stdout.read(TOOL_BYTES_MAX)
+            while len(out) < TOOL_BYTES_MAX and (part := await process.stdout.read(TOOL_CHUNK_BYTES)):
+                out += part
             code = await process.wait()
     except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_GRACE_S):
+                await process.wait()
         return None
     return out.decode(errors="replace").strip() if code == 0 else None
 
@@ -328,9 +337,7 @@ async def _reach(host: str, port: int) -> Reach:
         words = os.strerror(error.errno) if error.errno else str(error)
         return Reach(host, port, addresses, source, problem=words)
     elapsed_ms = (loop.time() - begin) * 1e3
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
+    writer.transport.abort()
     return Reach(host, port, addresses, source, elapsed_ms)
 
 

@@ -1,15 +1,15 @@
 """Runs nvme-cli. It may hang beyond any kill while Linux waits for a controller: nobody waits for it longer than a deadline.
 
-Its output goes to memory files instead of pipes: a child of its own that holds them open keeps nobody waiting, and what it
-writes beyond a limit ends it.
+Its output goes to memory files of a fixed size instead of pipes: a child of its own that holds them open keeps nobody waiting, and
+what it writes beyond that size is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
-import resource
 import shutil
 import signal
 from dataclasses import dataclass
@@ -96,8 +96,6 @@ class NvmeTool:
                 )
             except OSError as error:
                 raise ToolMissing(f"{program} cannot be run: {error.strerror}") from None
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (OUTPUT_BYTES_MAX, OUTPUT_BYTES_MAX))
             waiting = asyncio.create_task(process.wait(), name="nvme-cli")
             try:
                 done, _ = await asyncio.wait((waiting,), timeout=max(0.0, timeout_s))
@@ -107,11 +105,7 @@ class NvmeTool:
             except asyncio.CancelledError:
                 self._abandon(waiting, process.pid)
                 raise
-            return Ended(
-                waiting.result(),
-                os.pread(out, OUTPUT_BYTES_MAX, 0),
-                os.pread(err, OUTPUT_BYTES_MAX, 0).decode(errors="replace"),
-            )
+            return Ended(waiting.result(), _written(out), _written(err).decode(errors="replace"))
 
     async def _give_up(self, waiting: asyncio.Task[int], pid: int) -> None:
         self._abandon(waiting, pid)
@@ -125,6 +119,14 @@ class NvmeTool:
 
 
 def _memory_file(undo: contextlib.ExitStack, name: str) -> int:
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    """Return a file of the largest size that no writer can make larger, whatever processes it is handed to."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     undo.callback(os.close, descriptor)
+    os.ftruncate(descriptor, OUTPUT_BYTES_MAX)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     return descriptor
+
+
+def _written(descriptor: int) -> bytes:
+    """Return what has been written: the writers share our position in the file."""
+    return os.pread(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR), 0)

@@ -53,10 +53,17 @@ async def test_one_that_is_not_there_or_cannot_be_run_is_missing(tmp_path: Path)
             await NvmeTool(str(program)).run(("list",), HANG_S)
 
 
-async def test_a_flood_of_output_ends_it(tool: Callable[[str], NvmeTool]) -> None:
-    ended = await tool("while True: os.write(1, bytes(1 << 20))").run(("list",), HANG_S)
+@pytest.mark.parametrize("who", ["itself", "a child of its own"])
+async def test_a_flood_of_output_takes_a_bounded_part_of_memory(
+    tool: Callable[[str], NvmeTool], who: str
+) -> None:
+    flood = "while True: os.write(1, bytes(1 << 20))"
+    if who != "itself":
+        flood = f"sys.exit(subprocess.run([sys.executable, '-IS', '-c', 'import os\\n{flood}']).returncode)"
+    ended = await tool(flood).run(("list",), HANG_S)
     assert ended.code != 0
-    assert len(ended.out) <= OUTPUT_BYTES_MAX
+    assert len(ended.out) == OUTPUT_BYTES_MAX
+    assert "not permitted" in ended.err
 
 
 async def test_at_its_deadline_it_is_killed_with_all_that_it_started(
