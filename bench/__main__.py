@@ -32,6 +32,7 @@ PARTS: Final = {
     "scrape": "bench.scrape",
     "connector": "bench.connector",
     "vllm_ttft": "bench.vllm_ttft",
+    "vllm_steps": "bench.vllm_steps",
 }
 
 FAILURES: Final = (BenchError, DeviceError, XkvRpcError, OSError)

@@ -1,9 +1,7 @@
-"""What the card is worth to a real vLLM on this machine's CPU, and what the connector costs it where it finds nothing.
+"""What the card is worth to a real vLLM on this machine's CPU.
 
-(a) Time to the first token of prompts of 3,000 tokens, after a restart of vLLM: from the card, in turns with new prompts of the
-    same length. The model is built here (random weights); its prefill of 3,000 tokens takes more than a second.
-(b) 1,000 requests at once on a tiny model, prompts of 140 tokens that nobody has asked before and 32 tokens each, in turns with
-    an engine without a connector. Nothing is stored (no backlog is allowed), so that the difference is the price of asking.
+Time to the first token of prompts of 3,000 tokens, after a restart of vLLM: from the card, in turns with new prompts of the same
+length. The model is built here (random weights); its prefill of 3,000 tokens takes more than a second.
 """
 
 from __future__ import annotations
@@ -23,18 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.vllm.harness import Engine
 
 PROMPT_TOKENS: Final = 3000
 FOUND_TOKENS: Final = 2944
 PROMPTS: Final = 6
 SHARE_MAX: Final = 1 / 3
 SCRATCH_S_MIN: Final = 1.0
-REQUESTS: Final = 1000
-REQUEST_TOKENS: Final = 140
-NEW_TOKENS: Final = 32
-ROUNDS: Final = 6
-ADDED_PERCENT_MAX: Final = 1.0
 BUILD_S: Final = 300
 
 
@@ -46,31 +38,24 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
     if reason is not None:
         raise BenchError(reason)
     with work_folder() as folder:
-        return asyncio.run(_both(folder))
-
-
-def _model(kind: str, folder: Path) -> Path:
-    path = folder / kind
-    subprocess.run([interpreter(), HERE / "models.py", kind, path], check=True, capture_output=True, timeout=BUILD_S)  # fmt: skip
-    return path
-
-
-async def _both(folder: Path) -> dict[str, Any]:
-    scratch_s, card_s, loads = await _first_tokens(folder)
-    steps = await _steps(folder)
+        scratch_s, card_s, loads = asyncio.run(_first_tokens(folder))
     share = statistics.median(card_s) / statistics.median(scratch_s)
-    added = {name: 100 * (statistics.median(ratios) - 1) for name, ratios in steps.items()}
     return {
         "first_token_scratch_ms": _milliseconds(scratch_s),
         "first_token_card_ms": _milliseconds(card_s),
         "loads_at_the_gateway": loads,
-        "miss_path_added_percent": added,
         "bars": [
             at_most("first token from the card / from scratch", share, SHARE_MAX),
             at_least("prefill from scratch, s", statistics.median(scratch_s), SCRATCH_S_MIN),
-            at_most("miss path, added CPU time, %", added["cpu"], ADDED_PERCENT_MAX),
         ],
     }
+
+
+def build_model(kind: str, folder: Path) -> Path:
+    """Build a model with random weights; return its folder."""
+    path = folder / kind
+    subprocess.run([interpreter(), HERE / "models.py", kind, path], check=True, capture_output=True, timeout=BUILD_S)  # fmt: skip
+    return path
 
 
 def _milliseconds(seconds: list[float]) -> dict[str, float]:
@@ -83,7 +68,7 @@ def _milliseconds(seconds: list[float]) -> dict[str, float]:
 
 async def _first_tokens(folder: Path) -> tuple[list[float], list[float], int]:
     """Return times from scratch, times from the card, and the load messages that the gateway counted."""
-    model = _model("heavy", folder)
+    model = build_model("heavy", folder)
     known = [Prompt(tokens(PROMPT_TOKENS, seed), "a") for seed in range(PROMPTS)]
     scratch_s: list[float] = []
     card_s: list[float] = []
@@ -103,30 +88,3 @@ async def _first_tokens(folder: Path) -> tuple[list[float], list[float], int]:
         page = (await gateway.get("/metrics")).text
     row = next(line for line in page.splitlines() if line.startswith('xkv_requests_total{op="load"}'))
     return scratch_s, card_s, int(float(row.split()[-1]))
-
-
-async def _steps(folder: Path) -> dict[str, list[float]]:
-    """Return, for each round, with the connector over without: time of the processors, and wall time."""
-    model = _model("llama", folder)
-    more = {"max_num_seqs": REQUESTS, "max_model_len": 256}
-    ratios: dict[str, list[float]] = {"cpu": [], "wall": []}
-    async with serving(folder / "other") as gateway:
-        transfer = transfer_config(gateway.control_port, max_store_backlog_bytes=0)
-        async with (
-            engine(model, folder / "with.log", transfer, **more) as asking,
-            engine(model, folder / "without.log", None, **more) as silent,
-        ):
-            for number in range(-1, ROUNDS):
-                order = (asking, silent) if number % 2 else (silent, asking)
-                taken = {one: await _batch(one, number) for one in order}
-                if number >= 0:  # the first warms up
-                    ratios["cpu"].append(taken[asking][0] / taken[silent][0])
-                    ratios["wall"].append(taken[asking][1] / taken[silent][1])
-    return ratios
-
-
-async def _batch(one: Engine, number: int) -> tuple[float, float]:
-    seeds = range(number * REQUESTS, (number + 1) * REQUESTS)
-    prompts = [Prompt(tokens(REQUEST_TOKENS, seed), "a") for seed in seeds]
-    answers = await one.generate(*prompts, max_tokens=NEW_TOKENS)
-    return answers[0].cpu_seconds, answers[0].seconds

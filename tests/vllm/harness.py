@@ -144,6 +144,14 @@ class Engine(Process):
         """Empty the engine's own prefix cache, so that what is found comes from the card."""
         assert await self.ask({"op": "forget"}) is True
 
+    async def steps(self) -> list[tuple[float, float, int]]:
+        """Return wall seconds, seconds of the processor and running requests of each step since the last call (at first, nothing)."""
+        return [(wall, cpu, running) for wall, cpu, running in await self.ask({"op": "steps"})]
+
+    async def plug(self, *, on: bool) -> None:
+        """Take the connector out of the engine, or put it back. Nothing may be under way."""
+        assert await self.ask({"op": "plug", "on": on}) is True
+
     async def metrics(self) -> dict[str, float]:
         return dict(await self.ask({"op": "metrics"}))
 
