@@ -82,6 +82,18 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
+def wait_until_it_listens(process: subprocess.Popen[bytes], path: Path) -> None:
+    """Return once connections are taken: the socket's file is there before that."""
+    deadline = time.monotonic() + START_S
+    while True:
+        assert process.poll() is None, "the target ended"
+        with socket.socket(socket.AF_UNIX) as probe:
+            if not probe.connect_ex(str(path)):
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @contextmanager
 def spdk_process() -> Iterator[Spdk]:
     """Run a target with nothing in it."""
@@ -96,11 +108,7 @@ def spdk_process() -> Iterator[Spdk]:
             cwd=folder,
         ) as process:
             try:
-                deadline = time.monotonic() + START_S
-                while not path.exists():
-                    assert process.poll() is None
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
+                wait_until_it_listens(process, path)
                 target = Spdk(folder)
                 try:
                     yield target

@@ -15,6 +15,7 @@ from xkv_gateway.sizes import parse_size
 
 LIST_ITEMS_MAX: Final = 64
 """Items of one list: networks, listeners, hosts."""
+NQN_FORM: Final = re.compile(r"nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[^:]")
 KEY_TEXT: Final = re.compile(r"DHHC-1:|NVMeTLSkey-1:")
 """How keys begin; only their files may be named in a setting."""
 
@@ -32,6 +33,14 @@ def nqn(value: str) -> str:
         or " " in value
     ):
         raise ValueError(f"must be 1 to {NQN_BYTES_MAX} printable ASCII characters without a space")
+    if NQN_FORM.match(value) is None:
+        raise ValueError("must be an NQN, such as nqn.2014-08.com.example:name: targets know no other names")
+    return value
+
+
+def _host_nqn(value: str) -> str:
+    if nqn(value).endswith(".nvmexpress.discovery"):
+        raise ValueError("must be the name of a host: that is the one of discovery controllers")
     return value
 
 
@@ -105,6 +114,7 @@ Host = Annotated[str, AfterValidator(_host)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 Nqn = Annotated[str, AfterValidator(nqn)]
+HostNqn = Annotated[str, AfterValidator(_host_nqn)]
 HostId = Annotated[str, AfterValidator(_host_id)]
 Uuid = Annotated[str, AfterValidator(_uuid)]
 SocketMode = Annotated[str, AfterValidator(_socket_mode)]

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from xkv_gateway.cardurl import parse_card_url
 from xkv_gateway.config.fabric import FabricConfig
-from xkv_gateway.config.fields import Host, HostId, NonEmpty, Nqn, Port, Section, Size, SocketMode
+from xkv_gateway.config.fields import Host, HostId, HostNqn, NonEmpty, Port, Section, Size, SocketMode
 from xkv_gateway.config.target import TargetConfig, TargetHost
 from xkv_gateway.sizes import exact_size
 
@@ -248,7 +248,7 @@ class AdmissionConfig(Section):
 class NvmeConfig(Section):
     """The NVMe/TCP initiator."""
 
-    host_nqn: Nqn | None = Field(
+    host_nqn: HostNqn | None = Field(
         default=None,
         description="NQN of this host, together with host_id. Default: made once and kept in the state directory.",
         examples=["nqn.2014-08.org.nvmexpress:uuid:6f1a2f0e-6c53-4a0b-8d34-0d8f2a9c1b7e"],

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 DEV: Final = Path("/dev")
 TRANSFER_BYTES_MAX: Final = 1 << 20
 LISTENS_S: Final = 1.0
+ALLOWED_POLL_S: Final = 0.05
 FOREVER_MS: Final = 600_000
 """Taken for "for ever", where whoever attached a device lets Linux keep commands without an end."""
 
@@ -107,13 +108,25 @@ class FabricWay:
         try:
             if self._link.ours:
                 tune(controller, self._options)
-            opened = _open(DEV / namespace.node, namespace.node, read_only=self._read_only)
+            opened = await self._open_soon(namespace.node)
         except BaseException:
             await self._link.down()
             raise
         opened.facts["controller"] = controller
         opened.facts["connected by us"] = self._link.ours
         return opened
+
+    async def _open_soon(self, node: str) -> Opened:
+        """Open a node; one that is new belongs to root alone for a moment, until udev has come that far."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._options.connect_timeout_ms / 1000
+        while True:
+            try:
+                return _open(DEV / node, node, read_only=self._read_only)
+            except NamespaceUnusable as error:
+                if not isinstance(error.__cause__, PermissionError) or loop.time() >= until:
+                    raise
+            await asyncio.sleep(ALLOWED_POLL_S)
 
     async def leave(self) -> None:
         """Disconnect what was connected here, if it still is that."""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.ports import held_port
-from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered
+from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered, NamespaceUnusable
 from xkv_nvmeof.initiator_options import InitiatorOptions, TargetAddress
 from xkv_nvmeof.kernel import link as link_module
+from xkv_nvmeof.kernel import ways
 from xkv_nvmeof.kernel.link import Cause, FabricLink, NoNamespace, NotConnected, judge
 from xkv_nvmeof.kernel.sysfs import read_view
 from xkv_nvmeof.kernel.tool import NvmeTool, ToolMissing, ToolStuck
@@ -244,3 +245,29 @@ async def test_only_where_nobody_listens_a_refusal_may_be_another_thing_in_a_mom
         way = FabricWay(address, InitiatorOptions(HOST_NQN, HOST_ID), bench.tool, WANTED, read_only=False)
         with pytest.raises(NotConnected if listens else ConnectUnanswered, match="Input/output error"):
             await way.open(None)
+
+
+@pytest.mark.parametrize("refusals", [3, 1 << 30])
+async def test_a_node_that_is_not_ours_yet_is_tried_again_until_the_deadline(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    tried = [0]
+
+    def open_node(path: Path, node: str | None, *, read_only: bool) -> object:
+        tried[0] += 1
+        if tried[0] <= refusals:
+            try:
+                raise PermissionError(13, "Permission denied")
+            except OSError as error:
+                raise NamespaceUnusable(f"{path}: this user may not open it") from error
+        return (path, node, read_only)
+
+    monkeypatch.setattr(ways, "_open", open_node)
+    address = TargetAddress("127.0.0.1", 4420, NQN)
+    options = InitiatorOptions(HOST_NQN, HOST_ID, connect_timeout_ms=60_000 if refusals == 3 else 100)
+    way = FabricWay(address, options, bench.tool, WANTED, read_only=False)
+    if refusals == 3:
+        assert await way._open_soon("nvme0n1") == (ways.DEV / "nvme0n1", "nvme0n1", False)
+    else:
+        with pytest.raises(NamespaceUnusable, match="may not open"):
+            await way._open_soon("nvme0n1")
