@@ -154,14 +154,14 @@ async def test_while_a_gateway_has_a_card_it_is_looked_at_from_outside_and_never
 
 
 async def test_a_forced_format_with_takeover_ends_the_gateway_that_has_the_card(home: Path) -> None:
-    short = {"XKV_NVME__KEEP_ALIVE_MS": "1000", "XKV_NVME__COMMAND_TIMEOUT_MS": "1000"}
+    short = {"XKV_NVME__KEEP_ALIVE_MS": "2000", "XKV_NVME__COMMAND_TIMEOUT_MS": "2000"}
     async with target(home / "card.img") as url:
         await command(home, "card", "format", url)
         async with serving(home / "state", "--card", url, card=None, **short) as gateway:
             arguments = ("card", "format", url, "--force", "--takeover", "--label", "new")
             formatted = await command(home, *arguments, **short)
             assert formatted.code == ExitCode.OK, formatted.err
-            assert "waiting 3 s" in formatted.err
+            assert "waiting 4 s" in formatted.err
             assert await gateway.process.wait() == ExitCode.CARD_LOST
             await gateway.logged("taken over")
         assert (await info(home, url))["card"]["label"] == "new"

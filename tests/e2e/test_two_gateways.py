@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tests.e2e.gateway import Gateway
     from xkv_rpc.async_client import AsyncClient
 
-SHORT = {"XKV_NVME__KEEP_ALIVE_MS": "1000", "XKV_NVME__COMMAND_TIMEOUT_MS": "1000"}
-"""So that a run before is settled after three seconds."""
+SHORT = {"XKV_NVME__KEEP_ALIVE_MS": "2000", "XKV_NVME__COMMAND_TIMEOUT_MS": "2000"}
+"""So that a run before is settled after four seconds."""
 KEYS = [bytes([number]) * 32 for number in range(8)]
 PAYLOADS = [bytes([number]) * 70_000 for number in range(8)]
 
