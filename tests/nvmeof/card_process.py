@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from xkv_nvmeof.pdu import Pdu
 
-DEADLINE_S = 30
+DEADLINE_S = 120
 HOST_NQN = "nqn.2026-01.org.example:host"
 HOST_ID = bytes(range(1, 17))
 

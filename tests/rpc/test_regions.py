@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 ATTACH: dict[str, Any] = {"v": 1, "op": "attach", "bytes": MIB}
-HANG_S = 20.0
+HANG_S = 60.0
 
 
 @pytest_asyncio.fixture

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tests.target.fake_spdk import Params
 
-HANG_S: Final = 30.0
+HANG_S: Final = 60.0
 
 
 def echo(method: str, params: Params) -> Any:
