@@ -64,6 +64,8 @@ class Faulty(DictService):
         match self.fault:
             case "load hangs":
                 self._put_off(call, load.region)
+            case "second corrupt" if self.loads == 2:
+                call.reply(LoadReply(["corrupt"] * len(load.keys), [None] * len(load.keys)))
             case "corrupt" | "io_error" | "miss":
                 good = len(load.keys) - 1
                 call.reply(LoadReply(["ok"] * good + [self.fault], [*load.lengths[:good], None]))
@@ -145,17 +147,40 @@ def _probe(rig: Any) -> bool:
     return bool(rig.lookups.available)
 
 
-def test_one_ranks_failure_fails_the_load_in_all_ranks() -> None:
+@pytest.mark.parametrize("lost", ["one rank's part", "one rank's connection"])
+@pytest.mark.parametrize("model", MODELS)
+def test_one_ranks_failure_fails_the_load_in_all_ranks(model: str, lost: str) -> None:
     with gateway() as (service, served):
-        stored(service, served, ranks=2)
-        with connector(service, served, ranks=2) as rig:
+        stored(service, served, model, ranks=4)
+        with connector(service, served, MODELS[model], ranks=4) as rig:
             asked = rig.engine.add(request(prompt(LONG)))
-            # The hit is found; before it is loaded, one rank's part goes.
-            assert rig.side.match(asked, 0) == (10 * CHUNK, True)
-            assert drop(service, rank=1, chunk=4) == 1
+            # The hit is found; what is lost is lost before it is loaded.
+            wait_until(lambda: rig.side.match(asked, 0) == (10 * CHUNK, True), "it is found")
+            if lost == "one rank's part":
+                assert drop(service, rank=2, chunk=9) > 0
+            else:
+                rig.workers[3]._load_channel._client.close()
             rig.engine.settle()
             assert rig.count("loads_failed") == 1
+            assert asked.external_total == 10 * CHUNK
             end_in_order(rig)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_load_that_fails_when_half_of_it_is_there_leaves_nothing_of_it(*, sync: bool) -> None:
+    service = Faulty()
+    chunks = 200  # more than one message brings
+    with gateway(service) as (_, served):
+        with connector(service, served) as first:
+            first.engine.run(request(prompt(chunks * CHUNK + 1)))
+        with connector(service, served, sync=sync) as rig:
+            service.fault = "second corrupt"
+            asked, other = request(prompt(chunks * CHUNK + 1)), request(prompt(LONG, seed=7))
+            rig.engine.run(asked, other)
+            end_in_order(rig)
+            assert service.loads == 2
+            assert rig.count("loads_failed") == 1
+            assert asked.external_total == chunks * CHUNK
 
 
 def test_without_a_gateway_the_engine_starts_and_serves() -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.connector.mini_parts import MiniRequest, Status
+from tests.connector.pipelined import PipelinedEngine
 from tests.connector.rig import MODELS, Rig, connector, gateway
 from tests.connector.test_engine import end_in_order, prompt
 from tests.connector.test_faults import Faulty
@@ -78,6 +79,9 @@ def test_whatever_happens(model: str, seed: int) -> None:
                 sync=sync,
                 max_store_backlog_bytes=40_000,
             ) as rig:
+                if model != "qwen" and draw.random() < 0.6:
+                    guesses, lag = draw.choice([0, 3]), draw.random() < 0.7
+                    rig.engine = PipelinedEngine(rig, guesses=guesses, lag=lag, seed=seed)
                 for _ in range(STEPS):
                     if draw.random() < 0.3:
                         rig.engine.add(some_request(draw, next(numbers)))
