@@ -253,6 +253,10 @@ async def test_a_thousand_tenants_are_scraped_in_bounds() -> None:
     assert one(values(page), "xkv_tenant_objects", tenant="tenant-0999") == 999
 
 
+NEWS = {"xkv_loop_lag_seconds_bucket", "xkv_admission_written_bytes", "xkv_admission_budget_bytes"}
+"""What both documents have to tell of, among all others."""
+
+
 @pytest.mark.parametrize("document", ["grafana-dashboard.json", "alerts.yml"])
 async def test_every_metric_that_the_documents_name_exists(document: str) -> None:
     text = (DOCS / document).read_text()
@@ -261,8 +265,15 @@ async def test_every_metric_that_the_documents_name_exists(document: str) -> Non
     # Names stand in expressions; what only looks like one (a uid, a title) does not begin so.
     named = set(re.findall(r"\bxkv_[a-z0-9_]+", text))
     assert len(named) >= 10
-    found = {name for name, _ in values(await metrics_page(await complete_sources()))}
+    page = values(await metrics_page(await complete_sources()))
+    found = {name for name, _ in page}
     assert named <= found, sorted(named - found)
+    # An expression that picks a label value that there is not would be silent for ever.
+    labels = {pair for _, pairs in page for pair in pairs}
+    picked = set(re.findall(r'[{,]([a-z]+)=\\?"([^"$\\]+)\\?"', text))
+    assert picked
+    assert picked <= labels, sorted(picked - labels)
+    assert named >= NEWS, sorted(NEWS - named)
 
 
 async def test_every_metric_that_the_readme_names_exists() -> None:
