@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from xkv_rpc.errors import ErrorCode
     from xkv_rpc.messages import LookupReply
+    from xkv_vllm_connector.ahead import Question
     from xkv_vllm_connector.groups import Geometry
 
 _NS_PER_MS: Final = 1_000_000
@@ -178,12 +179,17 @@ class Lookups:
         self._wait_left_ns -= self._clock() - began_ns
         return asked.done()
 
-    def glance(self, questions: Sequence[tuple[bytes, bytes]]) -> Future[list[bool] | None]:
-        """Ask of many prompts at once whether the card may have anything: (scope, hash of the first chunk) of each."""
+    @property
+    def patient(self) -> bool:
+        """Whether this step may still wait for answers."""
+        return self._wait_left_ns > 0
+
+    def glance(self, questions: Sequence[Question]) -> Future[list[bool] | None]:
+        """Ask of many prompts at once whether the card has a certain chunk of each."""
         return self._threads.submit(self._glance, self._first_stem, questions)
 
     def glanced(self, asked: Future[list[bool] | None]) -> list[bool] | None:
-        """Take the answer, which is there: whether the first chunk is held, one each; None: the gateway said nothing."""
+        """Take the answer, which is there: whether the chunk is held, one each; None: the gateway said nothing."""
         held = asked.result()
         if held is None:
             self.heard(answered=False)
@@ -241,31 +247,23 @@ class Lookups:
         with contextlib.suppress(XkvRpcError):
             self._client.release(lease, timeout_ms=self._timeout_ms)
 
-    def _glance(self, stem: bytes | None, questions: Sequence[tuple[bytes, bytes]]) -> list[bool] | None:
+    def _glance(self, stem: bytes | None, questions: Sequence[Question]) -> list[bool] | None:
         """Ask a message a tenant. Runs in a thread."""
         assert stem is not None
-        keys_of: dict[bytes, dict[bytes, bytes]] = {}
-        for scope, block_hash in questions:
-            keys_of.setdefault(scope, {})[block_hash] = key_of(stem, 0, block_hash)
-        missing: set[tuple[bytes, bytes]] = set()
+        keys = [key_of(stem, question.chunk, question.block_hash) for question in questions]
+        wanted: dict[bytes, dict[bytes, bool]] = {}
+        for question, key in zip(questions, keys, strict=True):
+            wanted.setdefault(question.scope, {})[key] = False
         try:
-            for scope, keys in keys_of.items():
+            for scope, mine in wanted.items():
                 reply = self._client.lookup(
-                    self._namespace,
-                    scope,
-                    list(keys.values()),
-                    mode=LookupMode.EACH,
-                    timeout_ms=self._timeout_ms,
+                    self._namespace, scope, list(mine), mode=LookupMode.EACH, timeout_ms=self._timeout_ms
                 )
-                missing.update(
-                    (scope, block_hash)
-                    for block_hash, size in zip(keys, reply.sizes, strict=True)
-                    if size is None
-                )
+                mine.update((key, size is not None) for key, size in zip(mine, reply.sizes, strict=True))
         except XkvRpcError as error:
             # Refused: for now there is nothing to be had.
             return [False] * len(questions) if self._is_answer(error) else None
-        return [question not in missing for question in questions]
+        return [wanted[question.scope][key] for question, key in zip(questions, keys, strict=True)]
 
     def _is_answer(self, error: XkvRpcError) -> bool:
         """Whether the gateway refused, as opposed to being away; each kind of refusal is said once. Runs in a thread."""

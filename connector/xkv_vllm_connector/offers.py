@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xkv_vllm_connector.ahead import Ahead, Verdict
+from xkv_vllm_connector.ahead import Ahead, Question, Verdict
 from xkv_vllm_connector.matching import chunks_wanted
 from xkv_vllm_connector.requests import Event, State, Tracked
 
@@ -82,8 +82,11 @@ class Offers:
         hashes = request.block_hashes
         _, end = chunks_wanted(geometry, request.num_tokens, 0, len(hashes))
         if end and self._lookups.glances:
-            first_hash = hashes[geometry.hashes_per_chunk - 1]
-            self._ahead.add(request.request_id, entry.tracked.scope, first_hash)
+            self._ahead.add(request.request_id, self._first(entry, 0))
+
+    def _first(self, entry: Entry, chunk: int) -> Question:
+        block_hash = entry.request.block_hashes[(chunk + 1) * self._geometry.hashes_per_chunk - 1]
+        return Question(entry.tracked.scope, chunk, block_hash)
 
     def step_ends(self) -> None:
         """The step is planned: while the engine computes it, the next requests can be asked about."""
@@ -106,8 +109,8 @@ class Offers:
         self._forget_other(entry, question)
         if entry.answer is not None:
             return self._settle(entry, computed_tokens, entry.answer.chunks)
-        if entry.asked is None and question[0] == 0:
-            verdict = self._ahead.verdict(request.request_id)
+        if entry.asked is None and self._lookups.glances:
+            verdict = self._ahead.verdict(request.request_id, self._first(entry, question[0]))
             if verdict is Verdict.NOTHING:
                 return self._settle(entry, computed_tokens, 0)
             if verdict is Verdict.LATER:

@@ -120,6 +120,25 @@ def test_what_the_engine_has_itself_is_not_taken_for_what_the_card_lacks() -> No
             assert [one.external_total for one in crowd] == [0, 2 * CHUNK, 0, 2 * CHUNK]
 
 
+@pytest.mark.parametrize("model", ["full", "gemma"])
+def test_a_crowd_that_the_engine_knows_the_beginning_of_is_asked_about_what_follows(model: str) -> None:
+    """A step that has no time to wait puts all of them into one question."""
+    service = Faulty()
+    with gateway(service) as (_, served):
+        with connector(service, served, MODELS[model]) as first:
+            first.engine.run(*(request(prompt(LONG, seed)) for seed in range(0, 200, 50)))
+        before = service.lookups
+        with connector(
+            service, served, MODELS[model], clock=Clock(), lookup_step_wait_ms=0, max_store_backlog_bytes=0
+        ) as rig:
+            crowd = [rig.engine.add(request(prompt(LONG, seed), local_tokens=CHUNK)) for seed in range(200)]
+            rig.engine.settle()
+            end_in_order(rig)
+            found = [one.external_total for one in crowd]
+            assert found == [2 * CHUNK if seed % 50 == 0 else 0 for seed in range(200)]
+            assert service.lookups - before < 30
+
+
 def test_nothing_is_asked_ahead_about_who_takes_no_part() -> None:
     service = Listening()
     with gateway(service) as (_, served), connector(service, served, require_cache_salt=True) as rig:
