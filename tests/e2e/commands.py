@@ -1,10 +1,15 @@
-"""Commands in this process, against a gateway in another one: what a person types, and what comes back."""
+"""Commands in this process: what a person types, and what comes back."""
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+import os
+from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from click.testing import CliRunner
 
 from tests.e2e.gateway import Finished, environment
@@ -14,6 +19,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.e2e.gateway import Gateway
+
+
+async def command(home: Path, *arguments: str, **extra: str) -> Finished:
+    """Run a command to its end, in a thread of this process: starting an interpreter takes longer than most of them."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name in set(os.environ) - set(environment(home)):
+            patch.delenv(name)
+        patch.setenv("HOME", str(home))
+        patch.setattr("sys.stdin", io.StringIO())
+        for name, value in extra.items():
+            patch.setenv(name, value)
+        code = await asyncio.to_thread(main, arguments)
+    return Finished(code, out.getvalue(), err.getvalue())
 
 
 class Commands:

@@ -1,18 +1,13 @@
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import io
 import json
 import shutil
-from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
+from tests.e2e.commands import command
 from tests.e2e.gateway import Finished, run, serve_arguments, serving
 from tests.e2e.target import target
-from xkv_gateway.cli import main
 from xkv_gateway.errors import ExitCode
 from xkv_nvmeof.softcard.store import TRAILER_BYTES, StoreIdentity
 
@@ -23,18 +18,6 @@ MIB = 1 << 20
 SIZE_BYTES = 64 * MIB
 KEYS = [bytes([number]) * 32 for number in range(8)]
 PAYLOADS = [bytes([number]) * 70_000 for number in range(8)]
-
-
-async def command(home: Path, *arguments: str, **extra: str) -> Finished:
-    """Run a command to its end, in a thread of this process: starting an interpreter takes longer than most of them."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setenv("HOME", str(home))
-        patch.setattr("sys.stdin", io.StringIO())
-        for name, value in extra.items():
-            patch.setenv(name, value)
-        code = await asyncio.to_thread(main, arguments)
-    return Finished(code, out.getvalue(), err.getvalue())
 
 
 async def filled(home: Path, file: Path) -> str:

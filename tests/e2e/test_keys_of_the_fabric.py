@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.commands import command
 from tests.e2e.gateway import run, serving
 from tests.e2e.target import target
 from xkv_gateway.errors import ExitCode
@@ -18,7 +19,7 @@ SHORT = {"XKV_NVME__KEEP_ALIVE_MS": "2000"}
 
 async def new_key(home: Path, name: str) -> Path:
     """A fresh key in a file that nobody else can read."""
-    made = await run(home, "fabric", "new-key")
+    made = await command(home, "fabric", "new-key")
     assert made.code == ExitCode.OK, made.err
     path = home / name
     path.touch(0o600)
@@ -39,7 +40,7 @@ async def test_both_prove_themselves_and_a_wrong_key_ends_the_start_with_whose_i
     keys = ("--dhchap-key-file", str(host), "--dhchap-ctrl-key-file", str(card))
     async with target(home / "card.img", arguments=keys) as url:
         right = settings_of(host, card)
-        formatted = await run(home, "card", "format", url, "--state-dir", str(home / "op"), **right)
+        formatted = await command(home, "card", "format", url, "--state-dir", str(home / "op"), **right)
         assert formatted.code == ExitCode.OK, formatted.err
         async with serving(home / "state", "--card", url, card=None, **right) as gateway:
             assert (await gateway.status())["card"]["state"] == "online"

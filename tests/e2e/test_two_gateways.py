@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.commands import command
 from tests.e2e.gateway import HANG_S, run, serve_arguments, serving
 from tests.e2e.target import target
 from xkv_gateway.errors import ExitCode
@@ -38,7 +39,7 @@ def reservations(request: pytest.FixtureRequest) -> bool:
 async def card(home: Path, reservations: bool) -> AsyncIterator[str]:
     """A formatted card, as a URL."""
     async with target(home / "card.img", reservations=reservations) as url:
-        formatted = await run(
+        formatted = await command(
             home, "card", "format", url, "--label", "shared", "--state-dir", str(home / "op")
         )
         assert formatted.code == ExitCode.OK, formatted.err
