@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof import builders
 from xkv_nvmeof.blockdev import CommandFailed, DeviceError
@@ -27,8 +26,9 @@ from xkv_nvmeof.initiator_admin import (
     look_at_namespace,
 )
 from xkv_nvmeof.initiator_connect import fabrics_connect
-from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered, NamespaceUnusable, link_failed
+from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable, link_failed
 from xkv_nvmeof.initiator_link import QueueLink
+from xkv_nvmeof.initiator_socket import connect_socket
 from xkv_nvmeof.logpages import (
     ACCESS_GROUP_BYTES,
     ACCESS_GROUPS_ONLY,
@@ -61,7 +61,6 @@ _ACCESS_GROUPS_MAX: Final = 2047
 _LONGEST_TICK_S: Final = 1.0
 _KEEP_ALIVES_PER_TIMEOUT: Final = 3
 _EVENT_PAUSE_S: Final = 0.05
-_Resolved = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,9 @@ class Association:
         """
         options, clock = self.host.options, self.host.clock
         deadline_ns = clock() + options.connect_timeout_ms * NS_PER_MS
-        sock = await self._connect_socket(options.connect_timeout_ms / 1000)
+        address = self.address
+        timeout_s = options.connect_timeout_ms / 1000
+        sock = await connect_socket(address.host, address.port, options.admits, timeout_s)
         settings = QueueSettings(
             entries,
             in_capsule_bytes,
@@ -152,36 +153,6 @@ class Association:
             raise
         self._joined.add(link)
         return link, found
-
-    async def _connect_socket(self, timeout_s: float) -> socket.socket:
-        address = self.address
-        try:
-            async with asyncio.timeout(timeout_s):
-                family, kind, proto, _name, where = await self._resolve(address.host, address.port)
-                sock = socket.socket(family, kind, proto)
-                sock.setblocking(False)
-                try:
-                    await self.loop.sock_connect(sock, where)
-                except BaseException:
-                    sock.close()
-                    raise
-                return sock
-        except TimeoutError:
-            raise ConnectUnanswered("TCP connect: no answer in time") from None
-        except OSError as error:
-            raise ConnectUnanswered(f"TCP connect: {error.strerror or error}") from error
-
-    async def _resolve(self, host: str, port: int) -> _Resolved:
-        """Look the host up; an address in numbers costs no thread."""
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-        except socket.gaierror:
-            found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        admits = self.host.options.admits
-        for entry in found:
-            if admits is None or admits(str(entry[4][0])):
-                return entry
-        raise ConnectFailed(f"TCP connect: {found[0][4][0]} is no address where a card may be")
 
     # -- the end -----------------------------------------------------------------------------------------------
 

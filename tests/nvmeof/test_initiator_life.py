@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from xkv_nvmeof.initiator import TargetAddress, TcpInitiator
 from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectRefused, ConnectUnanswered, NamespaceUnusable
 from xkv_nvmeof.spec import AdminOpcode, FabricsType, IoOpcode, Status
 
-from .fake_target import BLOCK, HANG_S, FakeConnection, FakeTarget, Script
+from .fake_target import BLOCK, HANG_S, NQN, FakeConnection, FakeTarget, Script
 from .hosts import States, at_once, connect, connected, eventually, options, pattern, swallow
 
 if TYPE_CHECKING:
@@ -46,6 +47,26 @@ async def test_a_controller_that_falls_silent_while_connecting_is_given_up_in_ti
 async def test_nobody_listening_is_said_with_the_address() -> None:
     with held_port() as port, pytest.raises(ConnectUnanswered, match=f"127.0.0.1:{port} .*TCP connect"):
         await connect(port)
+
+
+async def test_a_name_is_tried_by_each_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    asked: list[str] = []
+
+    async def look_up(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        # The first of them is no address of this machine's network; nobody listens at the second.
+        places = ("203.0.113.1", "127.0.0.9", "127.0.0.1")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (place, port)) for place in places]
+
+    monkeypatch.setattr(loop, "getaddrinfo", look_up)
+    async with FakeTarget() as target:
+        address = TargetAddress("card.example", target.port, NQN)
+        settings = options(io_queues=1, admits=lambda ip: ip.startswith("127."))
+        device = await TcpInitiator.connect(address, settings, clock=time.monotonic_ns, entropy=bytes)
+        assert device.state is DeviceState.ONLINE
+        assert asked == ["card.example"] * 2
+        await device.aclose()
 
 
 @pytest.mark.parametrize(
