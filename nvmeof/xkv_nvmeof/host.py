@@ -46,6 +46,7 @@ from xkv_nvmeof.pdu import (
     encode,
     h2c_data_header,
 )
+from xkv_nvmeof.spec import FABRICS_IN_CAPSULE_BYTES
 
 if TYPE_CHECKING:
     from xkv_nvmeof.framing import Event
@@ -101,6 +102,15 @@ class HostQueue:
         """Send a command. The queue must be ready and have room."""
         assert self.state is QueueState.READY
         self._table.submit(exchange, in_capsule=0 < exchange.send_bytes <= self._settings.in_capsule_bytes)
+
+    def submit_fabrics(self, exchange: Exchange) -> None:
+        """Send a Fabrics command. Its data is in the capsule, where every queue has room for it, whatever IOCCSZ says (TCP 3.3.1).
+
+        Linux's target requests no data of so few bytes: it takes for granted that they are in the capsule.
+        """
+        assert self.state is QueueState.READY
+        assert exchange.send_bytes <= FABRICS_IN_CAPSULE_BYTES
+        self._table.submit(exchange, in_capsule=exchange.send_bytes > 0)
 
     @property
     def room(self) -> int:

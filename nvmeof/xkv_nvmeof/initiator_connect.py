@@ -11,7 +11,8 @@ from xkv_nvmeof.blockdev import CommandFailed, DeviceError
 from xkv_nvmeof.command import ConnectCommand, ConnectData
 from xkv_nvmeof.dhchap.host import AuthenticationFailed, Fault, HostAuthentication
 from xkv_nvmeof.dhchap.messages import MESSAGE_BYTES_MAX
-from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectRefused
+from xkv_nvmeof.host_settings import ConnectionLost
+from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectRefused, ConnectUnanswered
 from xkv_nvmeof.initiator_execute import execute
 from xkv_nvmeof.spec import (
     CONNECT_DATA_BYTES,
@@ -129,7 +130,7 @@ async def authenticate(
         challenge = await _receive(link, what, deadline_ns)
         # Large groups take tens of milliseconds, which nothing else may wait for.
         await _send(link, await asyncio.to_thread(session.answer, challenge), what, deadline_ns)
-        last = session.conclude(await _receive(link, what, deadline_ns))
+        last = session.conclude(await _verdict(link, what, deadline_ns))
         if last is not None:
             await _send(link, last, what, deadline_ns)
     except AuthenticationFailed as failed:
@@ -143,6 +144,18 @@ async def authenticate(
 async def _send(link: QueueLink, message: bytes, what: str, deadline_ns: int) -> None:
     entry = builders.authentication_send(0, len(message))
     await execute(link, entry, f"Authentication Send on {what}", deadline_ns, send=message)
+
+
+async def _verdict(link: QueueLink, what: str, deadline_ns: int) -> bytes:
+    """Return what the controller thinks of this host's answer."""
+    try:
+        return await _receive(link, what, deadline_ns)
+    except ConnectUnanswered:
+        if isinstance(link.core.failure, ConnectionLost):
+            # Linux's target takes the connection away together with its verdict, which is then often not sent.
+            detail = "it ended the connection when it had the answer"
+            raise AuthenticationFailed(Fault.HOST_KEY, detail) from None
+        raise
 
 
 async def _receive(link: QueueLink, what: str, deadline_ns: int) -> bytes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from xkv_nvmeof.blockdev import DataCorrupted
 from xkv_nvmeof.host_command import Exchange, Outcome
 from xkv_nvmeof.initiator_errors import command_failed, link_failed
+from xkv_nvmeof.spec import FABRICS_OPCODE
 
 if TYPE_CHECKING:
     from xkv_nvmeof.command import SubmissionEntry
@@ -69,6 +70,8 @@ async def execute(
             raise link_failed(what, link.core.failure)
         if connect:
             link.submit_connect(exchange)
+        elif entry.opcode == FABRICS_OPCODE:
+            link.submit_fabrics(exchange)
         else:
             link.submit(exchange)
         await done

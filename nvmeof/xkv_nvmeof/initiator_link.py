@@ -93,6 +93,11 @@ class QueueLink:
         self.core.submit(exchange)
         self._plan_flush()
 
+    def submit_fabrics(self, exchange: Exchange) -> None:
+        """Send a Fabrics command, with its data in the capsule. There must be room."""
+        self.core.submit_fabrics(exchange)
+        self._plan_flush()
+
     def _plan_flush(self) -> None:
         if not self._flush_planned:
             self._flush_planned = True

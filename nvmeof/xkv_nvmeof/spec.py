@@ -235,6 +235,10 @@ AUTHENTICATION_PROTOCOL: Final = 0xE9 << 24 | 0x01 << 16 | 0x01 << 8
 """Dword 10 of Authentication Send and Receive: SECP E9h, SPSP1 01h, SPSP0 01h (Base 6.1, 6.2)."""
 
 
+FABRICS_IN_CAPSULE_BYTES: Final = 8192
+"""Room for data in the capsule of every Fabrics and admin command (TCP 3.3.1)."""
+
+
 class SglType(IntEnum):
     """SGL descriptor type and sub type in one byte (Base 4.1.2; TCP 3.3.1.3)."""
 

@@ -84,6 +84,8 @@ class Seen:
     connects: list[tuple[ConnectCommand, ConnectData]] = field(default_factory=list)
     commands: list[tuple[int, SubmissionEntry]] = field(default_factory=list)
     capsule_data_bytes: list[int] = field(default_factory=list)
+    capsule_data: bytes = b""
+    """Of the last command that had some."""
     data_pdu_bytes: list[int] = field(default_factory=list)
     term_requests: list[H2CTermReq] = field(default_factory=list)
     lost: int = 0
@@ -264,6 +266,7 @@ class FakeConnection(PduMaker, asyncio.Protocol):
             return
         seen.commands.append((self.qid, entry))
         seen.capsule_data_bytes.append(len(payload))
+        self.target.seen.capsule_data = payload or self.target.seen.capsule_data
         special = self.script.on_command(self, entry)
         if special is not None:
             self.send(*special)

@@ -27,7 +27,7 @@ from xkv_nvmeof.dhchap.host import Fault, HostAuthentication, HostKeys
 from xkv_nvmeof.dhchap.messages import Challenge, Negotiate
 from xkv_nvmeof.dhchap.secret import DhchapSecret, new_dhchap_secret
 from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectFailed
-from xkv_nvmeof.spec import FabricsType, Status
+from xkv_nvmeof.spec import FabricsType, SglType, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,10 +159,7 @@ async def test_a_controller_that_falls_silent_during_authentication_is_given_up_
     def hook(connection: FakeConnection, entry: SubmissionEntry) -> list[bytes] | None:
         def answer(cid: int) -> list[bytes]:
             steps.append(cid)
-            if len(steps) > silent_after:
-                return []
-            connection._writes[cid] = entry
-            return [connection.r2t(cid, 0, entry.sgl.length_bytes)]
+            return [] if len(steps) > silent_after else [connection.response(cid)]
 
         if entry.fabrics_type == FabricsType.AUTHENTICATION_SEND:
             return wanting(connection, entry, answer)
@@ -173,6 +170,34 @@ async def test_a_controller_that_falls_silent_during_authentication_is_given_up_
             with pytest.raises(ConnectFailed, match="no answer in time"):
                 await connect(target.port, connect_timeout_ms=200, dhchap=host_keys())
         await target.until(lambda: not target.connections)
+
+
+async def test_messages_are_in_the_capsule_and_a_controller_that_hangs_up_on_the_answer_does_not_accept_the_key() -> (
+    None
+):
+    pointers: list[SglType] = []
+
+    def hook(connection: FakeConnection, entry: SubmissionEntry) -> list[bytes] | None:
+        def challenge(cid: int) -> list[bytes]:
+            if len(pointers) > 1:
+                connection.drop()
+                return []
+            transaction = Negotiate.from_bytes(target.seen.capsule_data).transaction
+            message = Challenge(transaction, Hash.SHA_256, Group.NULL, 1, bytes(32), b"").to_bytes()
+            return [connection.data(cid, 0, message, last=True), connection.response(cid)]
+
+        def taken(cid: int) -> list[bytes]:
+            pointers.append(SglType(entry.sgl.kind))
+            return [connection.response(cid)]
+
+        sends = entry.fabrics_type == FabricsType.AUTHENTICATION_SEND
+        return wanting(connection, entry, taken if sends else challenge)
+
+    async with FakeTarget(Script(on_command=hook)) as target:
+        with pytest.raises(AuthenticationRefused, match="when it had the answer") as caught:
+            await connect(target.port, dhchap=host_keys())
+    assert caught.value.fault is Fault.HOST_KEY
+    assert pointers == [SglType.IN_CAPSULE_OFFSET] * 2
 
 
 async def test_a_controller_that_wants_a_secure_channel_is_refused() -> None:
