@@ -188,7 +188,10 @@ class Reporter:
     def _reason(self) -> str:
         if self._card_state() is CardState.RECOVERING:
             return f"the run before may still write: writes begin in {self._writes_in_s():.1f} s"
-        return self._attached.device.reason
+        device = self._attached.device
+        if device.state is DeviceState.ONLINE and not self._store.online:
+            return "it is reached, and about to be looked at: is it still this gateway's?"
+        return device.reason
 
     def _writes_in_s(self) -> float:
         if self._session.phase is not Phase.RECOVERING:
