@@ -39,6 +39,11 @@ class Sent:
         """Sent, or dropped with the connection."""
 
 
+def _received(peer: PeerId, message: PeerMessage, user: str) -> Received:
+    header, payloads, lengths, kept = message
+    return Received(peer, header, payloads, lengths, user, kept)
+
+
 class Connection:
     """See the module. Ends by itself, whatever happens, and tells its listener once."""
 
@@ -205,21 +210,17 @@ class Connection:
             messages.clear()
         on_message = self._listener.on_message
         if len(messages) == 1:
-            on_message(self._received(messages.pop()))
+            on_message(_received(self.peer, messages.pop(), self._user))
         else:
             some = messages[:MESSAGES_PER_TURN]
             del messages[:MESSAGES_PER_TURN]
             for message in some:
-                on_message(self._received(message))
+                on_message(_received(self.peer, message, self._user))
         if messages:
             self._pause()
             self._loop.call_soon(self._hand_on)
         else:
             self._go_on()
-
-    def _received(self, message: PeerMessage) -> Received:
-        header, payloads, lengths, kept = message
-        return Received(self.peer, header, payloads, lengths, self._user, kept)
 
     # --- out
 

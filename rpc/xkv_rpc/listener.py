@@ -235,9 +235,9 @@ class Listener:
 
     async def aclose(self, linger_ms: int) -> None:
         """Let the connections send what they hold, for at most so long, and close them."""
-        await self.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(linger_ms / 1000):
+                await self.stop()
                 while any(connection.sending for connection in self._connections.values()):
                     self._emptied.clear()
                     await self._emptied.wait()

@@ -398,11 +398,3 @@ def test_a_damaged_request_is_decoded_or_refused(op: str, data: st.DataObject) -
     with contextlib.suppress(RequestRefusedError):
         request_id, request = DECODER.decode(bytes(raw), [])
         assert DECODER.decode(encode_request(request_id, request), []) == (request_id, request)
-
-
-def test_of_far_too_many_fields_one_is_named() -> None:
-    fields = {f"f{number}": number for number in range(40)}
-    with pytest.raises(RequestRefusedError) as caught:
-        RequestDecoder(Limits()).decode(packed("ping", fields), [])
-    assert (caught.value.error.code, caught.value.request_id is not None) == (ErrorCode.BAD_REQUEST, True)
-    assert caught.value.error.field in fields

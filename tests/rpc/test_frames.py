@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgpack
 
 from tests.rpc.harness import DictService, RawClient, serving, wait_until
+from tests.rpc.test_codec import packed
 from xkv_rpc.doors import Admits, Door
 from xkv_rpc.transport import FRAMES_PER_TURN, Received, Router, SendOutcome
 
@@ -57,3 +58,11 @@ def test_many_frames_get_one_reply_and_what_came_behind_them_is_served() -> None
         )
         assert client.receive() == {"v": 1, "id": 7, "ok": True}
         assert client.receive_frames(0.1) is None
+
+
+def test_of_far_too_many_fields_one_is_named() -> None:
+    fields = {f"f{number}": number for number in range(40)}
+    with serving(DictService()) as served, RawClient(served.endpoint) as client:
+        error = client.ask(packed("ping", fields))["error"]
+    assert error["code"] == "bad_request"
+    assert error["field"] in fields
