@@ -186,9 +186,10 @@ class Service:
             stopping.set()
 
         loop = asyncio.get_running_loop()
-        before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
-        for number, _ in before:
-            loop.add_signal_handler(number, stop)
+        handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: self.front.refresh}
+        before = [(number, signal.getsignal(number)) for number in handlers]
+        for number, listen in handlers.items():
+            loop.add_signal_handler(number, listen)
         try:
             yield
         finally:

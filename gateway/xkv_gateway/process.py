@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import signal
@@ -21,12 +22,17 @@ OPEN_FILES_MOST: Final = 65_536
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null where a standard descriptor is closed: else a socket or a file of ours would get its number."""
+    """Put /dev/null where a standard descriptor is closed: else a socket or a file of ours would get its number.
+
+    What the encoding of standard output has no character for is escaped, as Python does it on standard error.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < len(STANDARD):
         os.set_inheritable(descriptor, True)
         name, mode = STANDARD[descriptor]
         setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
     os.close(descriptor)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def lost_output() -> str:
@@ -46,8 +52,10 @@ def lost_output() -> str:
 def end_at_once_on_signals() -> None:
     """Let SIGINT and SIGTERM end the process in order for as long as nobody else listens to them.
 
-    That is until there is a loop, and there is nothing to clean up before it, nor after it.
+    That is until there is a loop, and there is nothing to clean up before it, nor after it. Nor is there anything that SIGHUP
+    could have read again.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
 

@@ -76,6 +76,29 @@ def test_too_few_open_files_are_an_error_that_names_the_limit(tmp_path: Path, pa
     assert b"LimitNOFILE=" in done.stderr
 
 
+WRITES_UMLAUTS = """
+import click, sys
+from importlib import import_module
+package = import_module(sys.argv[1] + ".cli")
+package.cli.add_command(click.Command("x", callback=lambda: click.echo("a\\u20acb")))
+package.cli.get_command = lambda context, name: package.cli.commands[name]
+sys.argv = [sys.argv[1], "x"]
+sys.exit(package.main())
+"""
+
+
+@pytest.mark.parametrize("package", ["xkv_gateway", "xkv_frontend"])
+def test_what_the_encoding_has_no_character_for_is_escaped(package: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES_UMLAUTS, package],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.OK, b"a\\u20acb\n", b"")
+
+
 KILLED_WHILE_STARTING = """
 import os, signal, sys
 from importlib import import_module

@@ -109,6 +109,8 @@ async def test_it_serves_says_so_and_ends_with_zero(fake: FakeVllm, tmp_path: Pa
         assert 'xkv_frontend_requests_total{route="chat",status="2xx",tenant="acme"} 1.0' in page
         assert (await client.get(program.metrics + "/healthz")).json()["status"] == "ok"
         assert (await client.get(program.front + "/metrics")).status_code == 404
+        program.process.send_signal(signal.SIGHUP)
+        assert (await client.post(program.front + CHAT, json=HELLO, headers=auth(KEY_A))).status_code == 200
         program.process.send_signal(signal.SIGTERM)
         await told(program, "STOPPING=1")
         assert await program.ended() == ExitCode.OK

@@ -311,7 +311,7 @@ async def _close_card(session: CardSession, timeout_s: float) -> None:
                 log.info("the card is clean")
     except (TimeoutError, CardLost, CardFailed, DeviceError) as error:
         log.warning(
-            "the card could not be closed in order; the next start recovers it (%s)", error or "no time"
+            "the card could not be closed in order; the next start recovers it (%s)", str(error) or "no time"
         )
 
 
