@@ -42,9 +42,9 @@ class Spdk:
     def close(self) -> None:
         self._client.close()
 
-    def transport(self, max_io_bytes: int = 131_072) -> None:
+    def transport(self, max_io_bytes: int = 131_072, **how: Any) -> None:
         sizes = {"max_io_size": max_io_bytes, "in_capsule_data_size": 4096, "max_queue_depth": 128}
-        self.call("nvmf_create_transport", trtype="TCP", **sizes)
+        self.call("nvmf_create_transport", trtype="TCP", **{**sizes, **how})
 
     def subsystem(self, bdev: str, **how: Any) -> None:
         self.call("nvmf_create_subsystem", nqn=NQN, serial_number="S1", model_number="M1", **how)

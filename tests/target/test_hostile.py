@@ -12,8 +12,10 @@ import pytest
 
 from tests.target.fake_spdk import FakeSpdk, RpcFault, fake_spdk
 from tests.target.model_spdk import ModelVolumes
-from tests.target.settings import KEYED, wanted
-from xkv_gateway.errors import TargetError
+from tests.target.real import Setup
+from tests.target.settings import AIO, KEYED, wanted
+from tests.target.test_plan import VARIANTS
+from xkv_gateway.errors import ExitCode, TargetError
 from xkv_gateway.target import spdk
 from xkv_rpc.addresses import SpdkAddress
 from xkv_rpc.spdk import SpdkClient
@@ -58,9 +60,9 @@ NONSENSE: Final = (
 
 @contextlib.asynccontextmanager
 async def target(
-    folder: Path, model: ModelVolumes
+    folder: Path, model: ModelVolumes, name: str = "s"
 ) -> AsyncIterator[tuple[FakeSpdk, SpdkClient, DesiredTarget]]:
-    path = folder / "s"
+    path = folder / name
     async with fake_spdk(path, model.handle) as fake, asyncio.timeout(HANG_S):
         client = SpdkClient(SpdkAddress(str(path)), clock=time.monotonic_ns, timeout_ms=30_000)
         yield fake, client, replace(wanted(), rpc=SpdkAddress(str(path)))
@@ -88,6 +90,64 @@ async def test_whatever_it_answers_it_is_read_or_that_is_an_error_of_the_target(
                     await call
         fake.script = None
         assert await spdk.apply(client, desired) == ()
+
+
+async def test_the_command_that_shows_a_target_tells_what_it_cannot_read(home: Path) -> None:
+    setup = Setup(home, {"bdev": AIO})
+    async with target(home, ModelVolumes(), "spdk.sock") as (fake, _client, _desired):
+        await setup.command("target", "apply")
+
+        async def script(request: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+            if request["method"] == "bdev_get_iostat":
+                writer.write(b'{"jsonrpc":"2.0","id":%d,"result":null}\n' % request["id"])
+            return bool(request["method"] == "bdev_get_iostat")
+
+        fake.script = script
+        said = await setup.command("target", "status", code=ExitCode.TARGET)
+        assert "bdev_get_iostat" in said
+
+
+class Restarting:
+    """A target that is restarted right before one of its calls."""
+
+    def __init__(self, at: int) -> None:
+        self.model = ModelVolumes()
+        self.calls = 0
+        self.half = False
+        """Whether anybody could have reached a subsystem without its namespace."""
+        self._at = at
+
+    def handle(self, method: str, params: dict[str, Any]) -> Any:
+        self.calls += 1
+        if self.calls == self._at:
+            self.model = self.model.restarted()
+        answer = self.model.handle(method, params)
+        self.half |= any(one["listeners"] and not one["namespaces"] for one in self.model.subsystems.values())
+        return answer
+
+
+@pytest.mark.parametrize("variant", ["plain", "keys"])
+async def test_a_target_that_restarts_at_any_call_is_made_all_the_same(tmp_path: Path, variant: str) -> None:
+    settings = VARIANTS["keys"] if variant == "keys" else {}
+    at, calls, life = 0, 0, Restarting(0)
+    while at <= calls:
+        at, before = at + 1, life.model
+        life = Restarting(at)
+        async with target(tmp_path, life.model) as (fake, client, desired):
+            fake.handle = life.handle
+            wished = replace(wanted(**settings), rpc=desired.rpc)
+            await spdk.apply(client, wished)
+            calls = life.calls
+            await spdk.apply(client, wished)
+            assert await spdk.apply(client, wished) == ()
+        after = life.model
+        assert not life.half
+        if at > 1:
+            assert (after.subsystems, after.keys, after.bdevs) == (
+                before.subsystems,
+                before.keys,
+                before.bdevs,
+            )
 
 
 class Without(ModelVolumes):

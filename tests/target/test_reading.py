@@ -79,6 +79,16 @@ def test_no_path_of_a_key_is_shown() -> None:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
+NO_COUNTERS = (("bytes_read", -1), ("num_read_ops", 1e308), ("write_latency_ticks", float("inf")))
+
+
+def iostat(field: str, number: float) -> dict[str, Any]:
+    names = ("bytes_read", "bytes_written", "num_read_ops", "num_write_ops")
+    bdev = dict.fromkeys((*names, "read_latency_ticks", "write_latency_ticks"), 0)
+    assert read_sample({"ticks": 1, "tick_rate": 1, "bdevs": [bdev]})
+    return {"ticks": 1, "tick_rate": 1, "bdevs": [{**bdev, field: number}]}
+
+
 @pytest.mark.parametrize("value", [None, 7, "x", [], {}, [None], [[]], [{"nqn": 7}], [{"name": {}}]])
 def test_answers_of_another_shape_are_no_facts(value: Any) -> None:
     read.read_pid(value)
@@ -91,8 +101,9 @@ def test_answers_of_another_shape_are_no_facts(value: Any) -> None:
         else:
             with pytest.raises(UnreadableAnswerError):
                 reader(value)
-    with pytest.raises(UnreadableAnswerError):
-        read_sample(value)
+    for sample in (value, {"ticks": 1e999}, *(iostat(field, number) for field, number in NO_COUNTERS)):
+        with pytest.raises(UnreadableAnswerError):
+            read_sample(sample)
     assert count(value) == (len(value) if isinstance(value, list) else None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import statistics
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.e2e.gateway import Gateway, run, serving
+from tests.e2e.gateway import COMMAND, Gateway, environment, run, serve_arguments, serving
 from tests.e2e.killing import Crowd
+from tests.e2e.notify import Manager
 from tests.target.model_spdk import METHODS
 from tests.target.real import HANG_S, HOST_NQN, IP, NQN, Process, Setup, process
 from xkv_gateway.errors import ExitCode
@@ -242,6 +244,36 @@ async def test_a_target_killed_in_mid_load_is_made_anew_and_every_acknowledged_s
     )
     # The bars (3 s, 5 ms) are for a machine that does nothing else.
     assert max(back_s) < 20
+
+
+async def test_a_gateway_that_starts_before_its_target_makes_it_and_serves(
+    home: Path,
+    target: Process,
+) -> None:
+    setup = Setup(home, {"bdev": file_bdev(home)})
+    await setup.make()
+    target.kill()
+    manager = Manager(home / "notify")
+    arguments = (*serve_arguments(home / "state", None), "--config", str(setup.file), "--card", setup.url)
+    gateway = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *arguments,
+        env=environment(home, NOTIFY_SOCKET=str(manager.path)),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await manager.until("STATUS=waiting for the card: ")
+        await target.start()
+        await manager.until("READY=1")
+        gateway.terminate()
+        async with asyncio.timeout(HANG_S):
+            assert await gateway.wait() == ExitCode.OK
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            gateway.kill()
+        await gateway.wait()
+        manager.close()
 
 
 async def listening(port: int) -> float:

@@ -19,6 +19,7 @@ from xkv_gateway.errors import ConfigError, ExitCode, TargetError, TargetRefused
 from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.sizes import format_size
 from xkv_gateway.target import spdk
+from xkv_gateway.target.actual import UnreadableAnswerError
 from xkv_gateway.target.desired import desired_of
 from xkv_gateway.target.figures import count, rates_between, read_sample
 from xkv_gateway.target.plan import plan as plan_of
@@ -228,7 +229,7 @@ async def _status(client: SpdkClient, desired: DesiredTarget, interval_s: float)
     subsystem = actual.subsystem(desired.nqn)
     try:
         controllers, queue_pairs, rates = await _figures(client, desired, actual, bdev, interval_s)
-    except SpdkError as error:
+    except (SpdkError, UnreadableAnswerError) as error:
         raise TargetError(f"the SPDK target at {client.address}: {error}") from None
     return {
         "rpc": str(client.address),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from xkv_gateway.target.actual import UnreadableAnswerError
+
+COUNTER_END: Final = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ def read_sample(iostat: Any) -> Sample:
         raise UnreadableAnswerError(
             "the answer to bdev_get_iostat has not the counters of one bdev"
         ) from None
+    if not all(0 <= number < COUNTER_END for number in numbers):
+        raise UnreadableAnswerError("the answer to bdev_get_iostat holds what is no counter")
     if numbers[1] <= 0:
         raise UnreadableAnswerError("the answer to bdev_get_iostat has no clock")
     return Sample(*numbers)

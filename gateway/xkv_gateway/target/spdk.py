@@ -24,6 +24,8 @@ INIT_TIMEOUT_MS: Final = 30_000
 """A target that loads a configuration of its own opens its socket before."""
 STEP_TIMEOUT_MS: Final = 30_000
 """Attaching an SSD and making a store take seconds."""
+LOOKS_MAX: Final = 3
+"""A look at a target that is restarted meanwhile shows halves of two; it is repeated."""
 ROUNDS_MAX: Final = 12
 """Looks and plans of one application: each round brings the target further, or it fails."""
 
@@ -35,7 +37,11 @@ async def look(client: SpdkClient) -> ActualTarget:
         TargetAwayError: it cannot be reached, does not answer or cannot be understood.
     """
     try:
-        return await _look(client)
+        for _ in range(LOOKS_MAX):
+            found = await _look(client)
+            if found.pid is None or found.pid == read.read_pid(await client.call("framework_get_reactors")):
+                return found
+        raise UnreadableAnswerError("it is restarted again and again")  # noqa: TRY301 - as any answer of no use
     except (SpdkError, UnreadableAnswerError) as error:
         raise TargetAwayError(
             f"the SPDK target at {client.address}: {error}",
@@ -111,12 +117,18 @@ async def apply(
     """
     taken: list[Step] = []
     refused: list[Step] = []
+    before: list[Step] = []
+    pid: int | None = None
     for _ in range(ROUNDS_MAX):
-        coming = plan(desired, await look(client))
+        actual = await look(client)
+        if actual.pid != pid:
+            # Restarted meanwhile, it knows nothing of what was done.
+            pid, before, taken, refused = actual.pid, before + taken, [], []
+        coming = plan(desired, actual)
         if coming.refusals:
             raise TargetRefusedError(coming.refusals[0], advice="; ".join(coming.refusals[1:]))
         if not coming.steps:
-            return tuple(taken)
+            return (*before, *taken)
         _judge(coming, taken, may_erase=may_erase)
         for step in coming.steps:
             if on_step is not None:
