@@ -4,6 +4,8 @@
 (b) One step of 1,000 requests that decode: the connector's part of the scheduler's and of the worker's step, nothing to do.
 (c) 256 requests that wait while the gateway stands still: what they add to one step, all together.
 (d) Importing the connector in an interpreter that has what an engine has.
+(e) 1,000 new prompts at once, of which a step takes 29, and which find nothing: time of the processor a prompt, from its coming to
+    its end, in the engine's thread and in the connector's own; all of one tenant, and each of another.
 """
 
 from __future__ import annotations
@@ -40,6 +42,10 @@ CALLS: Final = 300
 STEPS: Final = 200
 DECODING: Final = 1000
 WAITING: Final = 256
+CROWD: Final = 1000
+CROWDS: Final = 5
+ADMITTED: Final = 29
+"""Prompts of 140 tokens that fit into a step of 4,096."""
 IMPORTS: Final = 7
 LOOKUP_MS_MAX: Final = 1.0
 STANDSTILL_MS_MAX: Final = 5.0
@@ -120,12 +126,17 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
         stack.callback(side.scheduler.close)
         held_ms, missed_ms = _lookups(side, gateway.port)
         step_us = _step(side)
+        crowd_us = {tenants: _crowd(side, tenants) for tenants in (1, CROWD)}
         still_ms, later_ms = _standstill(gateway.port, gateway.process.process.pid)
     import_ms = _import_ms()
     return {
         "lookup_32k_hit_ms": _quantiles(held_ms),
         "lookup_32k_miss_ms": _quantiles(missed_ms),
         "idle_step_1000_requests_us": step_us,
+        "crowd_us_a_prompt": {
+            f"{tenants} tenants": {"engine's thread": engine, "own threads": own}
+            for tenants, (engine, own) in crowd_us.items()
+        },
         "standstill_first_step_256_requests_ms": still_ms,
         "standstill_later_steps_ms": later_ms,
         "import_ms": import_ms,
@@ -175,6 +186,50 @@ def _step(side: Side) -> float:
         side.scheduler.plan(scheduled, tables)
         times.append((time.perf_counter_ns() - begin_ns) / 1e3)
     return statistics.median(times)
+
+
+def _crowd(side: Side, tenants: int) -> tuple[float, float]:
+    """Return microseconds of the engine's thread and of the connector's threads for each prompt; the least of some rounds."""
+    best: list[tuple[float, float]] = []
+    for number in range(CROWDS):
+        crowd = [
+            Request(
+                f"c{at}",
+                140,
+                hashes(f"{tenants}/{number}/{at}", 8),
+                num_prompt_tokens=140,
+                cache_salt=f"t{at % tenants}",
+            )
+            for at in range(CROWD)
+        ]
+        engine_s, process_s = time.thread_time(), time.process_time()
+        _admit(side, crowd)
+        engine_s = time.thread_time() - engine_s
+        best.append((1e6 * engine_s / CROWD, 1e6 * (time.process_time() - process_s - engine_s) / CROWD))
+    return min(best)
+
+
+def _admit(side: Side, crowd: list[Request]) -> None:
+    for request in crowd:
+        side.scheduler.begin(request)
+    left = crowd
+    while left:
+        waiting, room = [], ADMITTED
+        for at, request in enumerate(left):
+            if not room:
+                waiting += left[at:]
+                break
+            if side.scheduler.match(request, 0)[0] is None:
+                waiting.append(request)
+                continue
+            side.scheduler.allocated(request, (), 0)
+            room -= 1
+        left = waiting
+        side.scheduler.plan({}, None)
+        time.sleep(0.01)  # the engine computes meanwhile
+    for request in crowd:
+        request.num_computed_tokens = request.num_tokens
+        side.scheduler.finished(request, ([],), aborted=False)
 
 
 def _standstill(port: int, gateway_pid: int) -> tuple[float, float]:
