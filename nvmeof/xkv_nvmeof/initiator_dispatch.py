@@ -53,6 +53,8 @@ class Dispatcher:
         self._links: list[tuple[QueueLink, Association]] = []
         self._alternatives = False
         """Whether a command that one association loses can go by another."""
+        self._relied_on: set[Association] = set()
+        """Those that were used since they told last that they cannot be."""
         self._asked: set[Association] = set()
         """Those that are about to tell what access there is: while there are some, calls wait."""
         self._echoes = Echoes()
@@ -67,6 +69,8 @@ class Dispatcher:
         for link in association.links:
             link.on_room = self._pump
         self._choose()
+        if association not in self._chosen:
+            self._ask_the_others(association)
         self._settle(association, f"the controller gives no access to the namespace ({access.name})")
         self._pump()
 
@@ -81,7 +85,19 @@ class Dispatcher:
         self._asked.discard(association)
         self._reason = reason
         self._choose()
+        self._ask_the_others(association)
         self._settle(association, reason)
+
+    def _ask_the_others(self, association: Association) -> None:
+        """When the last one that could be used cannot be any more: the others may be, and the event that says so on its way."""
+        if association not in self._relied_on:
+            return
+        self._relied_on.discard(association)
+        if self._links:
+            return
+        for other in self._paths:
+            if other is not association and other.reports_access and other.on_access is not None:
+                other.on_access()
 
     def _settle(self, association: Association, reason: str) -> None:
         """When nothing can be sent any more, nor soon: what waits fails."""
@@ -104,6 +120,7 @@ class Dispatcher:
     def _choose(self) -> None:
         before, self._chosen = self._chosen, tuple(choose(self._paths))
         chosen = self._chosen
+        self._relied_on.update(chosen)
         self.incarnation += any(association not in chosen for association in before)
         self._links = [(link, association) for association in chosen for link in association.links]
         self._alternatives = len(chosen) > 1
