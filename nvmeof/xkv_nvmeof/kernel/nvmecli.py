@@ -13,7 +13,9 @@ are read for people (`xkv-gateway fabric list --nvme-cli`).
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from xkv_nvmeof.blockdev import DeviceError
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 LIST_SUBSYSTEMS: Final = ("list-subsys", "-o", "json")
 LIST: Final = ("list", "-v", "-o", "json")
 VERSION: Final = ("version",)
+BEGINNINGS_MAX: Final = 256
+"""So many brackets in the text before a document are taken for its beginning."""
+_OPENING: Final = re.compile(r"[\[{]")
 
 
 class UnknownAnswer(DeviceError):  # noqa: N818
@@ -87,10 +92,11 @@ def parse(output: bytes, version: str) -> Any:
         return None
     # Control characters in serial numbers come through as they are.
     decoder = json.JSONDecoder(strict=False)
-    for at in (index for index, char in enumerate(text) if char in "{["):
+    places = (found.start() for found in _OPENING.finditer(text))
+    for at in islice(places, BEGINNINGS_MAX):
         try:
             document, _ = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(document, dict) and "error" in document:
             raise UnknownAnswer(f"nvme {version}: {str(document['error'])[:200]}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 LIVE: Final = "live"
-_NODE: Final = re.compile(r"nvme\d+n\d+")
+_NODE: Final = re.compile(r"nvme[0-9]{1,9}n[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)

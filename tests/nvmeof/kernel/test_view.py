@@ -252,6 +252,8 @@ def test_nothing_is_nothing(nothing: bytes) -> None:
         b"nvme0n1 is a device",
         b'{"Devices": [',
         b'"text"',
+        b"[" * 3_000_000,
+        b'{"Devices": ' + b"9" * 5_000 + b"}",
     ],
 )
 def test_what_is_not_known_is_an_error_that_names_the_version_and_never_an_empty_list(strange: bytes) -> None:
