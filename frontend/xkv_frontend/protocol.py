@@ -3,12 +3,13 @@
 - A head that does not arrive in time ends the connection, whether it comes slowly or not at all.
 - One request at a time: what a client sends behind a request before that is answered is dropped, and the connection ends with the
   answer. So a body that is longer than announced never becomes a request, and a client that goes away is always noticed.
-- Requests that cannot be read are answered in JSON.
+- Requests that cannot be read, or are on one connection too many, are answered in JSON.
 - An answer that broke off ends with a reset where only the end of the connection tells the end of the answer (HTTP/1.0).
 """
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -16,15 +17,32 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from xkv_frontend.core.refusal import Code, Refusal, retry_after
+
 if TYPE_CHECKING:
     import asyncio
 
+    from starlette.types import Receive, Scope, Send
     from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 HEAD_TIMEOUT_S: Final = 10.0
 HEAD_BYTES_MAX: Final = 64 << 10
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 _BAD: Final = b'{"error": {"message": "the request cannot be read as HTTP", "type": "xkv_frontend", "code": "bad_framing"}}'
+
+
+async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - an application's signature
+    """Answer where there are more connections than may be."""
+    refusal = Refusal(Code.BUSY, "too many connections; try again")
+    raw = json.dumps(refusal.body()).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(raw)).encode()),
+        (b"connection", b"close"),
+        *retry_after(1),
+    ]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": raw})
 
 
 class _Resetting:
@@ -54,6 +72,8 @@ class FrontProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
         self._closing = False
+        self._served = self.app
+        self._connections_max, self.limit_concurrency = self.limit_concurrency, None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn does
         """Start the clock of the first head."""
@@ -72,6 +92,8 @@ class FrontProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         """Read what is there; then see whether a head is on its way, or something came too early."""
+        crowded = self._connections_max is not None and len(self.connections) > self._connections_max
+        self.app = _crowded if crowded else self._served
         super().handle_events()
         if self.transport.is_closing():
             self._disarm()

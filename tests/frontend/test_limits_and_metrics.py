@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,6 +26,7 @@ from xkv_frontend.core.policy import Policy, TenantPolicy
 from xkv_frontend.core.refusal import Refusal
 from xkv_frontend.metrics import NOBODY, OTHERS, Metrics
 from xkv_frontend.metrics import TENANTS_MAX as SERIES_MAX
+from xkv_frontend.protocol import FrontProtocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,3 +222,21 @@ async def test_each_request_is_one_line_of_json_with_an_id_that_the_client_sees(
         "tenant": "beta", "route": "chat", "scope": "tenant", "stream": True, "status": 200, "outcome": "done", "method": "POST",
     }.items()  # fmt: skip
     assert lines[1]["first_byte_ms"] <= lines[1]["duration_ms"]
+
+
+class FewConnections(FrontProtocol):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._connections_max = 2
+
+
+async def test_one_connection_too_many_is_told_so_in_json(fake: FakeVllm, tmp_path: Path) -> None:
+    async with running_front(fake, tmp_path, protocol=FewConnections) as front:
+        (_, one), (_, two) = [await asyncio.open_connection("127.0.0.1", front.port) for _ in range(2)]
+        answer = await talk(front.port, raw_post(b"{}", "Connection: close"))
+        assert status_of(answer) == 503
+        assert b"retry-after: 1" in answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "busy"
+        one.close()
+        two.close()
+    assert fake.connections == 0

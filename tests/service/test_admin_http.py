@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HANG_S = 60.0
 SHORT_S = 0.5
 PAUSE_S = 0.02
+CONNECTIONS_MAX = 8
 
 
 async def _quick(_: Request) -> PlainTextResponse:
@@ -46,7 +47,15 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     app = Starlette(
         routes=[Route("/quick", _quick), Route("/slow", _slow), Route("/echo", _echo, methods=["POST"])]
     )
-    config = uvicorn.Config(app, http=AdminProtocol, log_config=None, lifespan="off", ws="none", loop="none")
+    config = uvicorn.Config(
+        app,
+        http=AdminProtocol,
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        loop="none",
+        limit_concurrency=CONNECTIONS_MAX,
+    )
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
@@ -126,3 +135,23 @@ async def test_garbage_behind_an_answer_only_ends_the_connection(port: int) -> N
     sent = b"GET /quick HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     answer = await talk(port, sent, b"zz\r\n", pause_s=PAUSE_S)
     assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_one_connection_too_many_is_told_so_in_json_and_served_when_another_has_ended(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    monkeypatch.setattr(admin_http, "REQUEST_TIMEOUT_S", HANG_S)
+    last = b"GET /quick HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS_MAX - 1)]
+    assert (await talk(port, last)).endswith(b"quick")
+    idle.append(await asyncio.open_connection("127.0.0.1", port))
+    head, _, body = (await talk(port, GET)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in head.lower()
+    assert json.loads(body)["error"]["code"] == "busy"
+    idle.pop()[1].close()
+    async with asyncio.timeout(HANG_S):
+        while not (await talk(port, last)).endswith(b"quick"):  # noqa: ASYNC110 - until the end has been noticed
+            await asyncio.sleep(PAUSE_S)
+    for _, writer in idle:
+        writer.close()

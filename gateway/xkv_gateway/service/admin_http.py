@@ -6,24 +6,49 @@ So a few dozen clients that send half a request would keep everyone else out, th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from xkv_gateway.service.problems import RETRY, error_response
+
 if TYPE_CHECKING:
     import asyncio
+
+    from starlette.types import Receive, Scope, Send
 
 REQUEST_TIMEOUT_S: Final = 5.0
 """For the first byte of a request; and from there to the last one, however they come."""
 _BAD_REQUEST: Final = b'{"error":{"code":"bad_request","message":"this is not a valid HTTP request"}}'
 
 
+async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer where there are more connections than may be."""
+    message = "too many connections; try again"
+    headers = {**RETRY, "connection": "close"}
+    await error_response(HTTPStatus.SERVICE_UNAVAILABLE, message, code="busy", headers=headers)(
+        scope, receive, send
+    )
+
+
 class AdminProtocol(H11Protocol):
-    """Closes connections whose request is not complete in time, and refuses in JSON."""
+    """Closes connections whose request is not complete in time, and refuses in JSON, also where there are too many."""
 
     _request_timer: asyncio.TimerHandle | None = None
     _request_begun = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._served = self.app
+        self._connections_max, self.limit_concurrency = self.limit_concurrency, None
+
+    def handle_events(self) -> None:
+        """Read what is there; a request beyond the bound is answered, by somebody else."""
+        crowded = self._connections_max is not None and len(self.connections) > self._connections_max
+        self.app = _crowded if crowded else self._served
+        super().handle_events()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
