@@ -151,6 +151,27 @@ async def test_a_request_under_a_loopback_host_is_served(client: httpx.AsyncClie
 
 
 @pytest.mark.parametrize(
+    ("origin", "refused"),
+    [
+        (None, False),
+        ("http://localhost:5558", False),
+        ("http://evil.example", True),
+        ("null", True),
+        ("", True),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/tenants:confirm"), ("PUT", "/quota/a"), ("DELETE", "/quota/a")]
+)
+async def test_nothing_is_changed_for_a_web_page_of_another_origin(
+    client: httpx.AsyncClient, method: str, path: str, origin: str | None, refused: bool
+) -> None:
+    headers = {"Host": "localhost:5558"} | ({} if origin is None else {"Origin": origin})
+    assert ((await client.request(method, path, headers=headers)).status_code == 403) == refused
+    assert (await client.get("/v1/status", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize(
     ("host", "status"),
     [("192.0.2.7:5558", 200), ("[2001:db8::1]", 200), ("card.lan", 200), ("evil.example", 403)],
 )

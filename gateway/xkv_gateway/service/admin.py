@@ -1,7 +1,7 @@
 """The admin port: status, health, metrics and the operator's routes over HTTP, as a small ASGI application.
 
-Browsers are kept out: a page of another site can make a browser send requests to 127.0.0.1 under a name of its own
-(DNS rebinding), so the Host header must be ours.
+Browsers are kept out: a page of another site can make a browser send requests to 127.0.0.1, under a name of its own
+(DNS rebinding), so the Host header must be ours, or under ours, so nothing is changed for a page with another Origin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xkv_gateway.service.openapi import openapi_document
 from xkv_gateway.service.operator_routes import OperatorRoutes
 from xkv_gateway.service.problems import error_response
 from xkv_gateway.service.router import build_routes, exception_handlers
-from xkv_gateway.service.tokens import AuditTrail, TokenCheck, Tokens
+from xkv_gateway.service.tokens import READING, AuditTrail, TokenCheck, Tokens
 
 if TYPE_CHECKING:
     import socket
@@ -96,7 +96,10 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 
 class HostCheck:
-    """Refuses requests whose Host header is neither a loopback address nor the address that we were told to use."""
+    """Refuses requests whose Host header is neither a loopback address nor the address that we were told to use.
+
+    So it does with changes on behalf of a page that comes from elsewhere.
+    """
 
     def __init__(self, app: ASGIApp, bind: BindAddress) -> None:
         self._app = app
@@ -107,11 +110,14 @@ class HostCheck:
         """Pass the request on, or answer 403."""
         if scope["type"] != "http":
             return
-        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) == 1 and self._allowed(_host_part(hosts[0])):
+        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+        if len(hosts) != 1 or not self._allowed(_host_part(hosts[0])):
+            message = "the Host header must be the address of the admin port"
+        elif scope["method"] not in READING and not all(origin == f"http://{hosts[0]}" for origin in origins):
+            message = "nothing is changed for a web page of another origin"
+        else:
             await self._app(scope, receive, send)
             return
-        message = "the Host header must be the address of the admin port"
         await error_response(HTTPStatus.FORBIDDEN, message)(scope, receive, send)
 
     def _allowed(self, host: str) -> bool:
@@ -122,6 +128,11 @@ class HostCheck:
             return is_loopback(host) or (self._any_address and bool(ipaddress.ip_address(host)))
         except ValueError:
             return False
+
+
+def _values(scope: Scope, wanted: bytes) -> list[str]:
+    """Return the values of a header, as often as it stands."""
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
 
 
 def _host_part(header: str) -> str:
