@@ -66,6 +66,10 @@ class Relay:
         """Pass nothing on any more; the connections stay."""
         self._flowing.clear()
 
+    def speak(self) -> None:
+        """Let everything flow again, that of connections which nobody has any more too."""
+        self._flowing.set()
+
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
         for source, sink in ((reader, other_writer), (other_reader, writer)):
