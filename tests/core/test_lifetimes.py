@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from xkv_gateway.core.expiry import SCAN_SLOTS, VICTIMS
 from xkv_gateway.core.lifetimes import AWAY_S_MAX, CLOCK_RECORD_S, resumed_s
 from xkv_gateway.core.records import ClockRecord, DeleteBatch, DeleteCause, TtlRecord
@@ -28,11 +30,27 @@ def test_an_object_that_nobody_uses_is_a_miss_when_its_time_is_over_before_any_s
     w.store(keys(3))
     later(w, 59)
     assert w.held(keys(3)) == [True] * 3
-    later(w, 1)
+    later(w, 2)
     assert w.held(keys(3)) == [False] * 3
     assert w.lookup(keys(3)).hits == 0
     assert w.load(keys(3)) == [None] * 3
     assert w.engine.usage().live_objects == 3
+
+
+@pytest.mark.parametrize("limit", ["idle", "total"])
+@pytest.mark.parametrize("begin_ms", range(0, 1000, 90))
+def test_nothing_is_gone_before_its_time_at_whatever_part_of_a_second_it_was_stored(
+    limit: str, begin_ms: int
+) -> None:
+    w = world(**{f"{limit}_s": 1})
+    w.now_ns += begin_ms * 1_000_000
+    w.store(keys(1))
+    w.now_ns += SECOND_NS - 1
+    assert w.held(keys(1)) == [True]
+    w.wait(0)
+    assert w.held(keys(1)) == [True]
+    w.now_ns += SECOND_NS + 1
+    assert w.held(keys(1)) == [False]
 
 
 def test_a_lease_and_a_load_are_uses_and_a_bare_lookup_is_none() -> None:
@@ -45,7 +63,7 @@ def test_a_lease_and_a_load_are_uses_and_a_bare_lookup_is_none() -> None:
     assert w.held([seen]) == [True]
     later(w, 59)
     assert w.held([leased, loaded, seen]) == [True, True, False]
-    later(w, 1)
+    later(w, 2)
     assert w.held([leased, loaded, seen]) == [False, False, False]
 
 
@@ -55,14 +73,14 @@ def test_total_time_runs_from_the_store_whatever_is_read() -> None:
     for _ in range(9):
         later(w, 11)
         w.end_load(w.pinned(keys(1)))
-    later(w, 1)
+    later(w, 2)
     assert w.held(keys(1)) == [False]
 
 
 def test_a_sweep_takes_them_away_counts_them_and_frees_their_space() -> None:
     w = world(idle_s=10, total_s=1000)
     w.store(keys(5))
-    w.wait(10 * SECOND_NS)
+    w.wait(11 * SECOND_NS)
     w.persist()
     assert w.engine.counters.evicted_ttl == 5
     assert w.engine.counters.evicted_ttl_bytes == 5 * 1024
@@ -89,7 +107,7 @@ def test_a_rule_holds_for_what_is_there_already_and_ends_with_its_removal() -> N
     later(w, 100)
     w.engine.lifetimes.set("n", 0, 101)
     assert w.held(keys(1)) == [True]
-    later(w, 1)
+    later(w, 2)
     assert w.held(keys(1)) == [False]
     w.engine.lifetimes.set("n", 0, 0)
     assert w.held(keys(1)) == [True]  # not swept yet: nothing was lost
@@ -99,7 +117,7 @@ def test_a_rule_holds_for_what_is_there_already_and_ends_with_its_removal() -> N
 def test_a_key_whose_time_is_over_is_stored_anew_and_not_said_to_exist() -> None:
     w = world(total_s=10)
     w.store(keys(1))
-    later(w, 10)
+    later(w, 11)
     (entry,) = w.begin(keys(1))
     assert isinstance(entry, WritePlan)
     assert w.commit([entry]) == [StoreStatus.STORED]
@@ -111,7 +129,7 @@ def test_a_key_whose_time_is_over_is_stored_anew_and_not_said_to_exist() -> None
 def test_on_a_full_card_what_is_over_its_time_makes_room_for_its_successor() -> None:
     w = world(total_s=10)
     w.store(keys(28))
-    later(w, 10)
+    later(w, 11)
     w.store(keys(28))
     assert w.held(keys(28)) == [True] * 28
     assert w.engine.counters.evicted_demand == 0
@@ -122,7 +140,7 @@ def test_a_delete_does_not_count_what_was_over_its_time() -> None:
     w.store(keys(2, "a"))
     later(w, 5)
     w.store(keys(2, "b"))
-    later(w, 5)
+    later(w, 6)
     assert w.delete([*keys(2, "a"), *keys(2, "b")]) == 2
     w.persist()
     assert w.engine.usage().free_au == w.limits.capacity_au
@@ -173,7 +191,7 @@ def test_a_pass_comes_when_the_next_one_is_due_and_not_before() -> None:
     assert deadline_ns is not None
     assert deadline_ns - w.now_ns == 25 * SECOND_NS - SECOND_NS  # the journal is told the time
     w.wait(deadline_ns - w.now_ns)
-    assert w.engine._expiry._due_s == 100
+    assert w.engine._expiry._due_s == 101
 
 
 def test_the_journal_is_told_the_time_now_and_then_and_rules_when_they_change() -> None:

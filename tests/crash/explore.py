@@ -87,10 +87,10 @@ REFUSALS_OF_AN_OUTAGE: Final = (CardOffline, CardUnavailableError, DeviceError)
 """What may come of an operation whose card goes away in the middle of it. Nobody was told that it is done then."""
 
 
-def cut_by_outage(scenario: Scenario, images: int = 1, every: int = 1, offset: int = 0) -> Found:
+def cut_by_outage(scenario: Scenario, images: int = 1) -> Found:
     """Cut the power of the card alone, at every command: the gateway goes on, and what it acknowledges then must be there."""
     found, base = Found(), scenario.base()
-    for at in commands_of(scenario).points()[offset:-1:every]:
+    for at in commands_of(scenario).points()[:-1]:
         found.cuts += 1
         for survivor in range(images):
             fuse = Fuse(at, Kind.OUTAGE, survivor=survivor)

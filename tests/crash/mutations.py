@@ -15,13 +15,14 @@ from tests.crash.cutoff import (
     any_owner_that_comes_back_late,
     loser_acknowledges_nothing,
 )
-from tests.crash.explore import cut_by_death, cut_by_power
+from tests.crash.explore import cut_by_death, cut_by_outage, cut_by_power
 from tests.crash.hosts import Hosts
 from tests.crash.scenarios import SCENARIOS
-from tests.sim.mutations import FreesBeforeTombstone
+from tests.sim.mutations import FORGETS_OUTAGES, FreesBeforeTombstone
 from tests.sim.warm import play_warm
 from xkv_gateway.card import ownership
 from xkv_gateway.card import superblock as superblock_format
+from xkv_gateway.card.blocks import Draft
 from xkv_gateway.card.checkpointer import Checkpointer
 from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.journal_format import encode_batch
@@ -145,6 +146,14 @@ class _NoFlush:
         pass
 
 
+class _FlushesWhateverIsLeft(Draft):
+    """What was written before an outage counts as covered by the flush that came after it."""
+
+    async def flush(self) -> None:
+        await self._blocks.flush()
+        self._kept.clear()
+
+
 class _ClosesBeforeItsChunks(Checkpointer):
     def __init__(self, blocks: CardBlocks, *args: Any, **options: Any) -> None:
         super().__init__(_NoFlush(blocks), *args, **options)  # type: ignore[arg-type] # has what a checkpoint asks for
@@ -193,6 +202,11 @@ def by_power(name: str) -> None:
     cut_by_power(_by_name(name), 16)
 
 
+def by_outage(name: str) -> None:
+    """Look for it by an outage of the card in an operation."""
+    cut_by_outage(_by_name(name))
+
+
 def by_death(name: str, *, reservations: bool = False) -> None:
     """Look for it by letting the process die in an operation."""
     cut_by_death(_by_name(name, reservations=reservations))
@@ -200,7 +214,7 @@ def by_death(name: str, *, reservations: bool = False) -> None:
 
 def by_changing_hands() -> None:
     """Look for it by letting the card change hands."""
-    for seed in range(4):
+    for seed in (7, *range(4)):
         Hosts(_by_name("store", reservations=True).base(), seed).play()
 
 
@@ -224,7 +238,7 @@ class Mutation:
     def applied(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for target, value in self.replaces:
-                stack.enter_context(mock.patch(target, value))
+                stack.enter_context(mock.patch(target, value, create=True))
             yield
 
 
@@ -261,6 +275,17 @@ MUTATIONS: Final = (
         "records before data that came during a flush",
         _of_session("JournalWriter", _CoversWhatCameDuringTheFlush),
         partial(by_power, "store in turns"),
+    ),
+    Mutation("acknowledges payloads that an outage took", FORGETS_OUTAGES, partial(by_outage, "store")),
+    Mutation(
+        "closes a checkpoint whose chunks an outage took",
+        (("xkv_gateway.card.blocks.Draft", _FlushesWhateverIsLeft),),
+        partial(by_outage, "checkpoint under load"),
+    ),
+    Mutation(
+        "closes a ledger whose chunks an outage took",
+        (("xkv_gateway.card.blocks.Draft", _FlushesWhateverIsLeft),),
+        partial(by_outage, "limit"),
     ),
     Mutation("no run start", _of_session("JournalWriter", _NoRunStart), partial(by_power, "store")),
     Mutation(

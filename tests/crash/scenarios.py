@@ -164,8 +164,20 @@ async def fuzzy_checkpoint(bench: CrashBench) -> None:
         for number in range(4):
             await life.save(b"meanwhile %d" % number, size_bytes=100)
 
+    async def removed_one_by_one() -> None:
+        """At each moment there is a record on its way, and one that waits for it."""
+        for name in (b"two", b"four", b"empty"):
+            await life.delete(name)
+
+    async def removed_beside() -> None:
+        await asyncio.sleep(TURN_S)
+        for number in range(4):
+            await life.delete(b"meanwhile %d" % number)
+
     assert life.session.checkpointer is not None
-    await asyncio.gather(life.session.checkpointer.write(), work(), meanwhile())
+    await asyncio.gather(
+        life.session.checkpointer.write(), work(), meanwhile(), removed_one_by_one(), removed_beside()
+    )
 
 
 async def near_the_end_of_the_ring(bench: CrashBench) -> None:

@@ -8,14 +8,12 @@ from tests.crash.explore import cut_by_outage
 from tests.crash.scenarios import SCENARIOS, Scenario
 
 NAMES = [scenario.name for scenario in SCENARIOS]
-PART = 2
-"""Of the commands, one in so many; another one for each operation."""
 IMAGES_SLOW = 5
 
 
-@pytest.mark.parametrize("number", range(len(SCENARIOS)), ids=NAMES)
-def test_whatever_is_acknowledged_after_an_outage_of_the_card_is_there(number: int) -> None:
-    found = cut_by_outage(SCENARIOS[number], every=PART, offset=number % PART)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=NAMES)
+def test_whatever_is_acknowledged_after_an_outage_of_the_card_is_there(scenario: Scenario) -> None:
+    found = cut_by_outage(scenario)
     assert found.cuts >= 4
     assert found.images
 

@@ -19,6 +19,8 @@ class Faults:
     late_probability: float = 0.6
     """Share of the writes of unknown outcome that are executed later; of the rest half were executed, half never are."""
     break_on_cancel_probability: float = 0.5
+    outage_probability: float = 0.0
+    """For each flush: the target loses its power right before it."""
     fail_probability: float = 0.0
     transient_flip_probability: float = 0.0
     persistent_flip_probability: float = 0.0

@@ -184,6 +184,12 @@ class RecordsBeforeData(SimJournal):
     flushes = False
 
 
+FORGETS_OUTAGES: Final = (
+    ("tests.sim.device.SimDevice.incarnation", property(lambda _device: 0, lambda _device, _value: None)),
+)
+"""A flush counts for all writes before it, also where the target has lost them in between."""
+
+
 class TrustingLoad(Load):
     """R6: whatever arrives is handed out."""
 
@@ -211,7 +217,7 @@ class Mutation:
         """The parts to run with, while the context lasts."""
         with contextlib.ExitStack() as stack:
             for target, value in self.replaces:
-                stack.enter_context(mock.patch(target, value))
+                stack.enter_context(mock.patch(target, value, create=True))
             yield self.parts
 
 
@@ -231,5 +237,6 @@ MUTATIONS: Final = (
     Mutation("a wipe spares leases", Parts(engine=WipeSparesLeases), seed=31),
     Mutation("mixes scopes", Parts(engine=MixesScopes)),
     Mutation("frees under a writer", Parts(engine=FreesUnderWriter), seed=10),
+    Mutation("forgets outages", Parts(), seed=3, replaces=FORGETS_OUTAGES),
     Mutation("records before data", Parts(journal=RecordsBeforeData), seed=1),
 )

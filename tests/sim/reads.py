@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.sim.medium import SECTOR_BYTES, Medium
-from xkv_nvmeof.blockdev import DataCorrupted
+from xkv_nvmeof.blockdev import CommandFailed, DataCorrupted
+from xkv_nvmeof.spec import Status
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,6 +42,20 @@ def faulty_read(
         injected.read_faults += 1
         raise DataCorrupted("simulated")
     return data
+
+
+def is_work(medium: Medium, offset_bytes: int, length_bytes: int) -> bool:
+    """Whether there is anything to do. A caller that breaks the contract fails; one that goes too far hears it."""
+    assert offset_bytes % medium.block_bytes == 0, "an offset within a block"
+    assert length_bytes % medium.block_bytes == 0, "a length that is not whole blocks"
+    if offset_bytes + length_bytes > medium.size_bytes:
+        raise CommandFailed(
+            "beyond the end",
+            status_code_type=Status.LBA_OUT_OF_RANGE.code_type,
+            status_code=Status.LBA_OUT_OF_RANGE.code,
+            do_not_retry=True,
+        )
+    return length_bytes > 0
 
 
 def look_at(future: asyncio.Future[None]) -> None:

@@ -5,7 +5,7 @@ A run with everything enabled rarely gets far into anything: so each seed first 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tests.sim.faults import Faults
@@ -45,6 +45,10 @@ FAULTS: Final = {
     "misdirect_probability": 0.01,
     "digest_probability": 0.01,
 }
+OUTAGE_SEEDS: Final = 0.35
+"""Share of the seeds in which the target loses its power now and then, while the gateway lives ..."""
+OUTAGE_PROBABILITY: Final = 0.05
+"""... that is, when it is asked to flush."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ def draw(rng: random.Random) -> Swarm:
     kept = {name: weight for name, weight in WEIGHTS.items() if name in ALWAYS or rng.random() < 0.65}
     if crowded:
         kept["replace"] = kept["delete"] = 15
-    return Swarm(
+    swarm = Swarm(
         settings=Settings(
             limits,
             _faults(rng, crowded=crowded),
@@ -157,3 +161,8 @@ def draw(rng: random.Random) -> Swarm:
         region_share=rng.choice((0.0, 0.5)),
         think_ns_max=rng.choice((300_000, 5_000_000)) if crowded else rng.choice((0, 300_000, 20_000_000)),
     )
+    # Drawn last, so that what else a seed does is as it was without.
+    if rng.random() >= OUTAGE_SEEDS:
+        return swarm
+    faults = replace(swarm.settings.faults, outage_probability=OUTAGE_PROBABILITY)
+    return replace(swarm, settings=replace(swarm.settings, faults=faults))

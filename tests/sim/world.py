@@ -29,10 +29,6 @@ from xkv_nvmeof.blockdev import DeviceState
 
 HISTORY_LINES: Final = 40
 ANSWER_S_MAX: Final = 3600.0
-OUTAGE_SEEDS: Final = 0.35
-"""Share of the seeds in which the target loses its power now and then, while the gateway lives ..."""
-OUTAGE_SHARE: Final = 0.03
-"""... and share of the operations after which it does."""
 QUIET_S: Final = 700.0
 """Longer than any lease, quarantine and hold."""
 
@@ -80,9 +76,6 @@ class World:
         self._up: asyncio.Event
         self._restarting = False
         self._quiet_s = QUIET_S
-        # On a card of its own dice, so that what else a seed does is as it was without.
-        self._outages = random.Random(f"{seed}/outages")
-        self._outage_share = OUTAGE_SHARE if self._outages.random() < OUTAGE_SEEDS else 0.0
         self.gateway: Gateway
 
     def run(self) -> Report:
@@ -143,8 +136,6 @@ class World:
                 task.add_done_callback(open_tasks.discard)
                 if len(open_tasks) >= self.swarm.depth or rng.random() < 0.2:
                     await task
-            if self._outages.random() < self._outage_share:
-                self._outage()
             self._check()
             if self.swarm.think_ns_max:
                 await asyncio.sleep(rng.randrange(self.swarm.think_ns_max) / 1e9)
@@ -168,17 +159,6 @@ class World:
                 await self._wipe(namespace, scope if rng.random() < 0.7 else None)
             case "restart":
                 await self._restart(rng)
-
-    def _outage(self) -> None:
-        """The target loses its power, and comes back without what was not flushed; the gateway lives on."""
-        device = self.gateway.device
-        if self._restarting or device.state is not DeviceState.ONLINE:
-            return
-        self._note("outage of the target")
-        image = self._medium.draw_survivor(self._outages)
-        device.lose_power_of_target(
-            image, 1 + self._outages.randrange(self.swarm.settings.faults.offline_ns_max)
-        )
 
     def _probe(self, rng: random.Random) -> Image:
         """What if the power failed now?"""

@@ -269,7 +269,10 @@ class CardSession:
                 limits = self._options.limits_of(self.superblock.layout)
                 recoverer = Recoverer(self._blocks, self.superblock, limits, self._options.clock)
                 self.recovery = await self._patiently(partial(recoverer.run, search=True))
-                self.engine = store.engine = self._new_engine()
+                engine = self._new_engine()
+                # They may have been changed since the start.
+                engine.set_rules(self.engine.rules, self.engine.budget.bytes_per_day)
+                self.engine = store.engine = engine
 
     async def _patiently(self, read: Callable[[], Awaitable[_T]]) -> _T:
         """Read again and again while the card is away."""

@@ -95,6 +95,11 @@ class Engine:
         return self._state.counters
 
     @property
+    def rules(self) -> EvictionRules:
+        """The rules of eviction that hold now."""
+        return self._state.rules
+
+    @property
     def last_lsn(self) -> Lsn:
         """The LSN of the newest record."""
         return self._state.log.last_lsn

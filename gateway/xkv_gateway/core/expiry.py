@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from .lifecycle import LIVE
-from .lifetimes import CLOCK_RECORD_S, NO_END
+from .lifetimes import NO_END, ROUNDED_S, record_period_s
 from .records import DeleteCause
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ SCAN_SLOTS: Final = 1 << 16
 """Slots looked at in one call: a millisecond or two."""
 VICTIMS: Final = 2048
 """... and taken away in one call."""
-RECORDS_PER_IDLE: Final = 4
-RECORD_S_MAX: Final = 600
-"""Where there is a rule on idleness the journal is told the time so many times within it, and at least so often."""
 PAUSE_S: Final = 1
 SLOTS_PER_PAUSE_S: Final = 1_000_000
 """Between two passes are PAUSE_S, and one more second for so many slots: passes cost a percent of a core or so."""
@@ -73,12 +70,11 @@ class Expiry:
     def _record_time(self) -> None:
         """After a kill what was read counts as read when the card was last told the time: that must not be long ago."""
         lifetimes = self._state.lifetimes
-        idle_s = [rule.idle_s for rule in lifetimes.rules.values() if rule.idle_s]
+        period_s = record_period_s(lifetimes.rules.values())
         self._record_s = NO_END
-        if idle_s:
+        if period_s:
             lifetimes.record_time()
-            period_s = min(idle_s) // RECORDS_PER_IDLE
-            self._record_s = lifetimes.now_s + max(CLOCK_RECORD_S, min(period_s, RECORD_S_MAX))
+            self._record_s = lifetimes.now_s + period_s
 
     def _begin(self) -> None:
         self._at, self._earliest_s, self._began_s = 0, NO_END, self._state.lifetimes.now_s
@@ -109,5 +105,5 @@ class Expiry:
         shortest_s = min(limit_s for rule in rules for limit_s in (rule.idle_s, rule.total_s) if limit_s)
         pause_s = PAUSE_S + self._state.slots.fresh // SLOTS_PER_PAUSE_S
         now_s = self._state.lifetimes.now_s
-        self._due_s = max(now_s + pause_s, min(self._earliest_s, self._began_s + shortest_s))
+        self._due_s = max(now_s + pause_s, min(self._earliest_s, self._began_s + shortest_s + ROUNDED_S))
         self._at = None

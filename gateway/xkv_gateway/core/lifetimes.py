@@ -29,8 +29,13 @@ AWAY_S_MAX: Final = 86_400
 """Of the time between two runs so much counts at most: a clock that is wrong must not age everything at once."""
 CLOCK_RECORD_S: Final = 10
 """The journal is told the time at most so often: what it says of when an object was stored is exact to this."""
+RECORDS_PER_IDLE: Final = 4
+RECORD_S_MAX: Final = 600
+"""Where there is a rule on idleness the journal is told the time so many times within it, and at least so often."""
 RULES_MAX: Final = 256
 """Namespaces with a rule."""
+ROUNDED_S: Final = 1
+"""Card times are rounded down to seconds: with one more it is certain that the time is over, and never too early."""
 NO_END: Final = 1 << 40
 """Later than every card time."""
 
@@ -45,6 +50,12 @@ def resumed_s(last_s: int, wall_s: int) -> int:
     if not last_s:
         return wall_s
     return last_s + min(max(0, wall_s - last_s), AWAY_S_MAX)
+
+
+def record_period_s(rules: Iterable[TtlRow]) -> int:
+    """Return how often the journal is told the time because of rules on idleness; 0: there are none."""
+    idle_s = min((rule.idle_s for rule in rules if rule.idle_s), default=0)
+    return idle_s and max(CLOCK_RECORD_S, min(idle_s // RECORDS_PER_IDLE, RECORD_S_MAX))
 
 
 class Lifetimes:
@@ -166,4 +177,5 @@ class Lifetimes:
             table.used_s.take(slots).astype(np.int64) + idle_s,
             table.stored_s.take(slots).astype(np.int64) + total_s,
         )
+        ends += ROUNDED_S
         return ends

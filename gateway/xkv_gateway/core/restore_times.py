@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from .budget import HOUR_S
+from .lifetimes import CLOCK_RECORD_S, record_period_s
 from .records import ClockRecord
 from .tenancy import TtlRow
 
@@ -75,8 +76,9 @@ class RestoredTimes:
             self.add_ttl(TtlRow(record.namespace, record.idle_s, record.total_s, record.lsn))
 
     def put(self, slots: U32, sizes_bytes: U32) -> None:
-        """Objects were put."""
-        self._table.stored_s[slots] = self._table.used_s[slots] = self._put_s
+        """Objects were put: at the latest when the journal would have been told the time anew."""
+        latest_s = self._put_s and min(self._put_s + CLOCK_RECORD_S, TIME_S_MAX)
+        self._table.stored_s[slots] = self._table.used_s[slots] = latest_s
         self._write(self._put_s, int(sizes_bytes.sum(dtype=np.int64)))
 
     def note_uses_lost(self) -> None:
@@ -84,14 +86,15 @@ class RestoredTimes:
         self._uses_known = False
 
     def fill(self, state: EngineState, slots: U32) -> None:
-        """Complete a new engine. Times that nothing tells begin now; uses that are lost count as made at the last known time."""
+        """Complete a new engine. Times that nothing tells begin now; uses that are lost count as made as late as they may have been."""
         table, now_s = self._table, np.uint32(state.lifetimes.now_s)
         stored = table.stored_s[slots]
         stored[stored == 0] = now_s
         table.stored_s[slots] = np.minimum(stored, now_s)
         used = np.maximum(table.used_s[slots], stored)
         if not self._uses_known:
-            used = np.maximum(used, np.uint32(self.time_s))
+            period_s = record_period_s(self.ttls.values())
+            used = np.maximum(used, np.uint32(min(self.time_s + period_s, TIME_S_MAX)) if period_s else now_s)
         table.used_s[slots] = np.minimum(used, now_s)
         state.budget.restore(dict(sorted(self._hours.items())))
         state.lifetimes.restore(self.ttls.values())
