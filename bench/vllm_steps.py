@@ -53,16 +53,21 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
         "asking_added_percent": asking,
         "storing_added_percent": storing,
         "bars": [
-            at_most("miss path, added to a step's CPU time, %", asking["step_cpu"], ADDED_PERCENT_MAX),
-            at_most("miss path, added to a full step's CPU time, %", asking["full_cpu"], ADDED_PERCENT_MAX),
+            at_most("miss path, added to a step's CPU time, %", asking["step_cpu least"], ADDED_PERCENT_MAX),
+            at_most(
+                "miss path, added to a full step's CPU time, %", asking["full_cpu least"], ADDED_PERCENT_MAX
+            ),
         ],
     }
 
 
 async def _added(folder: Path, model: Path, rounds: int, **settings: int) -> dict[str, float]:
-    """Return what the connector adds, in percent: the median over the rounds, and how far the middle half of them lies apart."""
+    """Return what the connector adds, in percent: from the median of the rounds' ratios, and from the least of each side.
+
+    Whatever else runs on the machine only ever adds to a time, so the least of several rounds is the steadier figure.
+    """
     more = {"max_num_seqs": REQUESTS, "max_model_len": 256}
-    ratios: dict[str, list[float]] = {}
+    rounds_of: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     state = folder / f"state-{rounds}"
     async with serving(state, card="8GiB") as gateway:
         transfer = transfer_config(gateway.control_port, **settings)
@@ -71,18 +76,21 @@ async def _added(folder: Path, model: Path, rounds: int, **settings: int) -> dic
             _pin(one.process.pid, 0)
             await one.steps()
             for number in range(-1, rounds):
-                taken = {}
                 for on in (True, False) if number % 2 else (False, True):
                     await one.plug(on=on)
-                    taken[on] = await _batch(one, 2 * number + on)
-                if number >= 0:  # the first warms up
-                    for name, value in taken[True].items():
-                        ratios.setdefault(name, []).append(value / taken[False][name])
+                    taken = await _batch(one, 2 * number + on)
+                    if number >= 0:  # the first warms up
+                        rounds_of[on].append(taken)
+    return _compared(rounds_of[True], rounds_of[False])
+
+
+def _compared(having: list[dict[str, float]], lacking: list[dict[str, float]]) -> dict[str, float]:
     added = {}
-    for name, found in ratios.items():
-        quarters = statistics.quantiles(found, n=4)
-        added[name] = 100 * (statistics.median(found) - 1)
-        added[f"{name}_spread"] = 100 * (quarters[2] - quarters[0])
+    for name in having[0]:
+        ones, others = [one[name] for one in having], [one[name] for one in lacking]
+        ratios = [one / other for one, other in zip(ones, others, strict=True)]
+        added[f"{name} median"] = 100 * (statistics.median(ratios) - 1)
+        added[f"{name} least"] = 100 * (min(ones) / min(others) - 1)
     return added
 
 
