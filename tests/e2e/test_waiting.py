@@ -82,6 +82,9 @@ async def test_a_target_that_comes_later_than_the_gateway_is_waited_for(home: Pa
             not_ready = await ask(home, "/readyz")
             assert not_ready.status_code == httpx.codes.SERVICE_UNAVAILABLE
             assert str(port) in not_ready.json()["reason"]
+            metrics = (await ask(home, "/metrics")).text
+            assert "xkv_ready 0.0" in metrics
+            assert 'xkv_card_state{state="offline"} 1.0' in metrics
             status = await run(home, "status", "--admin", f"127.0.0.1:{admin}")
             assert (status.code, status.out) == (ExitCode.DEGRADED, "")
             assert "waits for its card" in status.err

@@ -70,12 +70,17 @@ def _states(name: str, text: str, label: str, values: Iterable[tuple[str, float]
     return family
 
 
+def readiness_families(card_state: str, *, ready: bool) -> Iterator[Metric]:
+    """Yield what is known even of a gateway that has no card yet."""
+    yield _gauge("ready", "1 if requests are served from the card", ready)
+    states = ((state, card_state == state) for state in CARD_STATES)
+    yield _states("card_state", "1 for the state that the card is in", "state", states)
+
+
 def _card(status: Status) -> Iterator[Metric]:
     card = status.card
     yield _gauge("uptime_seconds", "Time since the start", status.uptime_s)
-    yield _gauge("ready", "1 if requests are served from the card", status.ready)
-    states = ((state, card.state == state) for state in CARD_STATES)
-    yield _states("card_state", "1 for the state that the card is in", "state", states)
+    yield from readiness_families(card.state, ready=status.ready)
     yield _gauge("card_state_age_seconds", "How long it has been in that state", card.state_age_s)
     yield _gauge("card_size_bytes", "Size of the namespace", card.size_bytes)
     yield _gauge("card_epoch", "Runs since the card was formatted", card.run.epoch)

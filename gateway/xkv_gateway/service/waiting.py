@@ -5,10 +5,12 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from xkv_gateway.core.types import LoadStatus
 from xkv_gateway.service.control import views_of
+from xkv_gateway.service.metric_status import readiness_families
+from xkv_gateway.service.metrics import CONTENT_TYPE, family_text
 from xkv_gateway.service.problems import RETRY, error_response
 from xkv_rpc import messages as m
 from xkv_rpc.errors import ErrorCode, RpcError
@@ -84,7 +86,8 @@ class NoCardYetApp:
         """Answer a request (ASGI)."""
         if scope["type"] != "http":
             return
-        response = {"/healthz": self._healthz, "/readyz": self._readyz}.get(scope["path"], self._not_yet)()
+        answers = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
+        response = answers.get(scope["path"], self._not_yet)()
         await response(scope, receive, send)
 
     def _healthz(self) -> JSONResponse:
@@ -93,6 +96,10 @@ class NoCardYetApp:
     def _readyz(self) -> JSONResponse:
         body = {"status": "not ready", "card": "offline", "reason": f"waiting for the card: {self._reason()}"}
         return JSONResponse(body, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _metrics(self) -> Response:
+        text = "".join(family_text(family) for family in readiness_families("offline", ready=False))
+        return Response(text, media_type=CONTENT_TYPE)
 
     def _not_yet(self) -> JSONResponse:
         message = f"the gateway has started and waits for its card: {self._reason()}"
