@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def spdk_target(folder: Path) -> Iterator[SpdkTarget]:
     # Another SPDK process on the same core is the business of whoever runs the machine.
     command.append("--disable-cpumask-locks")
     with child("nvmf_tgt", command, folder) as process:
-        wait_until(rpc_path.exists, "its socket", process)
+        wait_until(lambda: _listens(rpc_path), "its socket", process)
         port = free_port()
         client = JSONRPCClient(str(rpc_path), timeout=RPC_SECONDS)
         try:
@@ -75,6 +76,12 @@ def spdk_target(folder: Path) -> Iterator[SpdkTarget]:
         finally:
             client.close()
         yield SpdkTarget(port, process)
+
+
+def _listens(rpc_path: Path) -> bool:
+    """Whether somebody takes connections there: the path is there a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(rpc_path)) == 0
 
 
 def _configure(client: Any, port: int) -> None:

@@ -34,6 +34,7 @@ from xkv_nvmeof.host_states import OVER, QueueEvent, QueueState, advance
 from xkv_nvmeof.host_table import CommandTable
 from xkv_nvmeof.host_usual import take_usual
 from xkv_nvmeof.pdu import (
+    PLAIN,
     R2T,
     C2HData,
     C2HTermReq,
@@ -73,6 +74,8 @@ class HostQueue:
         self._setup_deadline_ns = NO_DEADLINE
         self._connect: Exchange | None = None
         self._takes_usual = False
+        self._max_whole_bytes = 0
+        """Up to so much data leaves as one PDU of header and data alone."""
         self._reading: Exchange | None = None
         """The read whose data comes next."""
         self._reading_success = False
@@ -113,6 +116,11 @@ class HostQueue:
         self._table.submit(exchange, in_capsule=exchange.send_bytes > 0)
 
     @property
+    def over(self) -> bool:
+        """Whether the queue pair has ended."""
+        return self.failure is not None
+
+    @property
     def room(self) -> int:
         """How many commands may be submitted now."""
         return self._table.slots.room if self.state is QueueState.READY else 0
@@ -124,11 +132,13 @@ class HostQueue:
 
     def receive(self, chunk: memoryview) -> None:
         """Handle bytes of the connection. `chunk` may be reused afterwards."""
-        if self.state in OVER:
+        if self.over:
             return
         reader = self._reader
         if reader.plain and self._takes_usual and not self._table.draining:
-            at, reading = take_usual(chunk, self._table, self._settings.max_receive_bytes, self._requested)
+            at, reading = take_usual(
+                chunk, self._table, self._settings.max_receive_bytes, self._max_whole_bytes, self._requested
+            )
             if reading is not None:
                 self._reading, self._reading_success = reading, True
                 reader.begin_data(reading.receive_bytes - reading.received_bytes)
@@ -236,7 +246,8 @@ class HostQueue:
         judge_setup(settings, granted)
         digests = granted.header_digest, granted.data_digest
         self.granted = granted
-        self.outbox.wire = WireFormat(*digests, granted.alignment_dwords * 4)
+        self.outbox.wire = wire = WireFormat(*digests, granted.alignment_dwords * 4)
+        self._max_whole_bytes = granted.max_h2c_data_bytes if wire == PLAIN else 0
         self._reader.establish(WireFormat(*digests, settings.alignment_dwords * 4))
         self._setup_deadline_ns = NO_DEADLINE
         self.state = advance(self.state, QueueEvent.IC_GRANTED)

@@ -21,7 +21,7 @@ _CID: Final = Struct("<H")
 _CID_FIELD: Final = 2
 _SGL: Final = Struct("<QI3xB")
 _SGL_FIELD: Final = 24
-_CID_BITS: Final = 16
+_CID_MAX: Final = 0xFFFF
 
 
 class Outcome(Enum):
@@ -187,9 +187,10 @@ class CommandSlots:
         self.entries = entries
         self.flow_control = flow_control
         self.in_flight: dict[int, Exchange] = {}
-        self._slot_bits = (entries - 1).bit_length()
-        self._generations = [0] * entries
+        self._generation = 1 << (entries - 1).bit_length()
+        """What a slot's next id has more than the one before."""
         self._free = list(range(entries - 1))
+        """Of each free slot its next id."""
         self._tail = 0
         self._head = 0
 
@@ -202,10 +203,7 @@ class CommandSlots:
 
     def take(self, exchange: Exchange) -> int:
         """Give an id to `exchange`; there must be room."""
-        slot = self._free.pop()
-        generation = self._generations[slot]
-        cid = slot | generation << self._slot_bits
-        self._generations[slot] = (generation + 1) % (1 << (_CID_BITS - self._slot_bits))
+        cid = self._free.pop()
         self._tail = (self._tail + 1) % self.entries
         self.in_flight[cid] = exchange
         return cid
@@ -213,7 +211,7 @@ class CommandSlots:
     def give_back(self, cid: int) -> None:
         """The command is over."""
         del self.in_flight[cid]
-        self._free.append(cid & ((1 << self._slot_bits) - 1))
+        self._free.append((cid + self._generation) & _CID_MAX)
 
     def head_moved(self, head: int) -> bool:
         """Take SQHD of a completion; False when it is no entry of the queue, or passes the tail."""

@@ -29,8 +29,7 @@ class Outbox:
         self.sent_bytes = 0
         """All bytes that the connection took."""
         self._buffers: deque[bytes | memoryview] = deque()
-        self._pdu_ends: deque[int] = deque()
-        self._last_end = 0
+        """A header is `bytes` until a part of it was sent, everything else is views: so it is known where PDUs begin."""
 
     def __bool__(self) -> bool:
         return bool(self._buffers)
@@ -44,10 +43,9 @@ class Outbox:
             buffers.extend(data)
             end += data_bytes
             if self.wire.data_digest:
-                buffers.append(digest.to_wire(digest.crc32c_of(data)))
+                buffers.append(memoryview(digest.to_wire(digest.crc32c_of(data))))
                 end += digest.DIGEST_BYTES
         self.queued_bytes = end
-        self._pdu_ends.append(end)
         return end
 
     def views(self) -> list[bytes | memoryview]:
@@ -60,12 +58,8 @@ class Outbox:
         self.sent_bytes += count
         if self.sent_bytes == self.queued_bytes:
             self._buffers.clear()
-            self._pdu_ends.clear()
-            self._last_end = self.sent_bytes
             return
-        buffers, ends, total = self._buffers, self._pdu_ends, self.sent_bytes
-        while ends and ends[0] <= total:
-            self._last_end = ends.popleft()
+        buffers = self._buffers
         while count:
             first = buffers[0]
             size = len(first)
@@ -77,7 +71,8 @@ class Outbox:
 
     def drop(self) -> bool:
         """Forget all that was not sent; tell whether the connection stands between two PDUs."""
-        self._buffers.clear()
-        self._pdu_ends.clear()
+        buffers = self._buffers
+        between_pdus = not buffers or isinstance(buffers[0], bytes)
+        buffers.clear()
         self.queued_bytes = self.sent_bytes
-        return self._last_end == self.sent_bytes
+        return between_pdus

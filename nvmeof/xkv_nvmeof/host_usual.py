@@ -22,23 +22,29 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 24
 _HEADER: Final = Struct("<IIHHIII")
-"""Type, flags, HLEN and PDO as one number; PLEN; CCCID; TTAG; offset; length; reserved (3.6.2.10, 3.6.2.11)."""
-_COMPLETION: Final = Struct("<QHHHH")
+"""Type, flags, HLEN and PDO as one number; PLEN; CCCID; TTAG; offset; length; reserved (3.6.2.9 to 3.6.2.11).
+
+Of a completion the last number is the command's identifier and, above it, status and phase; the three before hold dwords 0 and 1.
+"""
 
 
 def _first_dword(kind: PduType, flags: int, data_offset_bytes: int) -> int:
     return kind | flags << 8 | HEADER_BYTES << 16 | data_offset_bytes << 24
 
 
+_WRITE_DATA: Final = _first_dword(PduType.H2C_DATA, PduFlag.LAST, HEADER_BYTES)
 _READ_DATA: Final = _first_dword(PduType.C2H_DATA, PduFlag.LAST | PduFlag.SUCCESS, HEADER_BYTES)
 _REQUEST: Final = _first_dword(PduType.R2T, 0, 0)
 _RESPONSE: Final = _first_dword(PduType.CAPSULE_RESP, 0, 0)
+_OK_MAX: Final = 0x1FFFF
+"""A status of zero, with either phase, above any identifier."""
 
 
 def take_usual(
     chunk: memoryview,
     table: CommandTable,
     max_data_bytes: int,
+    max_whole_bytes: int,
     request: Callable[[Exchange, int, int, int], None],
 ) -> tuple[int, Exchange | None]:
     """Handle the usual PDUs at the start of `chunk`.
@@ -46,8 +52,9 @@ def take_usual(
     Args:
         chunk: starts with a PDU.
         table: the commands in flight, without submission queue flow control, of a queue pair that is connected.
-        max_data_bytes: what one PDU may carry.
-        request: called for a request for data with exchange, tag, offset and length.
+        max_data_bytes: what a PDU of the controller may carry.
+        max_whole_bytes: up to so much data of a write leaves as one PDU of header and data alone.
+        request: called for any other request for data with exchange, tag, offset and length.
 
     Returns:
         The place of the first byte that was not handled, and the read whose data goes on behind the chunk.
@@ -55,46 +62,49 @@ def take_usual(
     at, end = 0, len(chunk)
     in_flight, outbox = table.slots.in_flight, table.outbox
     while end - at >= HEADER_BYTES:
-        first, plen, cid, tag, offset, length, _ = _HEADER.unpack_from(chunk, at)
-        if first == _READ_DATA:
-            exchange = in_flight.get(cid)
-            if (
-                exchange is None
-                or not length
-                or length > max_data_bytes
-                or plen != length + HEADER_BYTES
-                or offset != exchange.received_bytes
-                or offset + length != exchange.receive_bytes
-                or exchange.saw_last
-            ):
-                break
+        first, plen, cid, tag, offset, length, last = _HEADER.unpack_from(chunk, at)
+        exchange = in_flight.get(last & 0xFFFF if first == _RESPONSE else cid)
+        if exchange is None:
+            break
+        if first == _REQUEST and plen == HEADER_BYTES and _is_next(exchange, offset, length):
+            at += HEADER_BYTES
+            if length == exchange.send_bytes <= max_whole_bytes:
+                header = _HEADER.pack(_WRITE_DATA, length + HEADER_BYTES, cid, tag, 0, length, 0)
+                exchange.requested_bytes = length
+                exchange.send_end = outbox.put(header, exchange.send, length)
+                exchange.r2t_ends = (exchange.send_end,)
+            else:
+                request(exchange, tag, offset, length)
+        elif first == _RESPONSE and plen == HEADER_BYTES and last <= _OK_MAX and _is_done(exchange, outbox):
+            at += HEADER_BYTES
+            exchange.result = cid | tag << 16 | offset << 32
+            table.succeed(exchange)
+        elif (
+            first == _READ_DATA
+            and plen == length + HEADER_BYTES
+            and length <= max_data_bytes
+            and _is_rest(exchange, offset, length)
+        ):
             at += HEADER_BYTES
             data = chunk[at : at + length]
-            taken = len(data)
-            if taken:
-                exchange.place(data)
-                at += taken
-            if taken < length:
+            exchange.place(data)
+            at += len(data)
+            if len(data) < length:
                 exchange.saw_last = True
                 return at, exchange
             table.succeed(exchange)
-        elif first == _RESPONSE:
-            result, _head, _qid, cid, status = _COMPLETION.unpack_from(chunk, at + 8)
-            exchange = in_flight.get(cid)
-            if exchange is None or plen != HEADER_BYTES or status > 1 or not _is_done(exchange, outbox):
-                break
-            at += HEADER_BYTES
-            exchange.result = result
-            table.succeed(exchange)
-        elif first == _REQUEST:
-            exchange = in_flight.get(cid)
-            if exchange is None or plen != HEADER_BYTES or not _is_next(exchange, offset, length):
-                break
-            at += HEADER_BYTES
-            request(exchange, tag, offset, length)
         else:
             break
     return at, None
+
+
+def _is_rest(exchange: Exchange, offset: int, length: int) -> bool:
+    """Whether this is all data that a read still lacks."""
+    return (
+        0 < length == exchange.receive_bytes - offset
+        and offset == exchange.received_bytes
+        and not exchange.saw_last
+    )
 
 
 def _is_done(exchange: Exchange, outbox: Outbox) -> bool:

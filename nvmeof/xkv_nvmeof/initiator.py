@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from xkv_nvmeof.blockdev import DeviceCounters, DeviceOffline, DeviceState
 from xkv_nvmeof.command import BlockRange
 from xkv_nvmeof.initiator_association import Host
-from xkv_nvmeof.initiator_calls import byte_views, deallocations, flushes, transfers, zeroing
+from xkv_nvmeof.initiator_calls import byte_views, deallocations, flushes, transfer, transfers, zeroing
 from xkv_nvmeof.initiator_dispatch import Dispatcher
 from xkv_nvmeof.initiator_errors import command_failed
 from xkv_nvmeof.initiator_keeper import Keeper
@@ -178,16 +178,14 @@ class TcpInitiator:
         geometry = _bounded(self._keeper, what, offset_bytes, total)
         if not total:
             return
-        commands = transfers(
-            IoOpcode.WRITE if writes else IoOpcode.READ,
-            self._nsid,
-            geometry.block_bytes,
-            offset_bytes,
-            views,
-            total,
-            geometry.preferred_io_bytes,
-        )
-        await self._dispatcher.run(what, commands, mutates=writes)
+        opcode, block = IoOpcode.WRITE if writes else IoOpcode.READ, geometry.block_bytes
+        if total <= geometry.preferred_io_bytes:
+            one = transfer(opcode, self._nsid, block, offset_bytes, views, total)
+            await self._dispatcher.run_one(what, one, mutates=writes)
+        else:
+            limit = geometry.preferred_io_bytes
+            commands = transfers(opcode, self._nsid, block, offset_bytes, views, total, limit)
+            await self._dispatcher.run(what, commands, mutates=writes)
         counters = self._counters
         if writes:
             counters.write_commands += 1

@@ -9,7 +9,6 @@ from xkv_nvmeof.blockdev import DataCorrupted, DeviceError, DeviceOffline, Outco
 from xkv_nvmeof.command import BlockRange, encode_ranges
 from xkv_nvmeof.host_command import Exchange, Outcome, cut
 from xkv_nvmeof.initiator_errors import command_failed
-from xkv_nvmeof.pdu import SQE_BYTES
 from xkv_nvmeof.reservation import EXTENDED
 from xkv_nvmeof.spec import PSDT_SGL, IoOpcode, SglType
 
@@ -19,20 +18,17 @@ if TYPE_CHECKING:
 
     from xkv_nvmeof.initiator_association import Association
 
-_ENTRY: Final = Struct("<BBHIQQQI3xBQIIII")
+_ENTRY: Final = Struct("<BB2xI24xI3xBQI12x")
 """A submission entry of an I/O command (Base 3.3.3.1) with cdw10 and cdw11 as the first block."""
 _DATA_IN_PDUS: Final = int(SglType.TRANSPORT_DATA_BLOCK)
 _COMPLETED: Final = Outcome.COMPLETED
+_READ: Final = IoOpcode.READ
 _DEALLOCATE: Final = 1 << 2
 
 
 def entry(opcode: int, nsid: int, first_block: int, cdw12: int, length_bytes: int) -> bytearray:
     """Return the entry of an I/O command whose dwords 10 and 11 are a block address (NVM 3.2)."""
-    sqe = bytearray(SQE_BYTES)
-    _ENTRY.pack_into(
-        sqe, 0, opcode, PSDT_SGL, 0, nsid, 0, 0, 0, length_bytes, _DATA_IN_PDUS, first_block, cdw12, 0, 0, 0
-    )
-    return sqe
+    return bytearray(_ENTRY.pack(opcode, PSDT_SGL, nsid, length_bytes, _DATA_IN_PDUS, first_block, cdw12))
 
 
 class Call:
@@ -195,6 +191,8 @@ class Call:
 
 def byte_views(buffers: Sequence[memoryview]) -> list[memoryview]:
     """Return `buffers` as views of bytes, without the empty ones."""
+    if len(buffers) == 1 and buffers[0].format == "B" and buffers[0].ndim == 1 and len(buffers[0]):
+        return [buffers[0]]
     return [
         view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in buffers if view.nbytes
     ]
@@ -210,19 +208,18 @@ def transfers(
     limit: int,
 ) -> Iterator[Exchange]:
     """Yield Reads or Writes of at most `limit` bytes each that together transfer `views`."""
-    if total <= limit:
-        return iter((_transfer(opcode, nsid, block, offset_bytes, views, total),))
     return (
-        _transfer(opcode, nsid, block, offset_bytes + at, cut(views, at, limit), min(limit, total - at))
+        transfer(opcode, nsid, block, offset_bytes + at, cut(views, at, limit), min(limit, total - at))
         for at in range(0, total, limit)
     )
 
 
-def _transfer(
+def transfer(
     opcode: IoOpcode, nsid: int, block: int, offset_bytes: int, views: list[memoryview], size: int
 ) -> Exchange:
+    """Return the one Read or Write of `size` bytes that transfers `views`."""
     sqe = entry(opcode, nsid, offset_bytes // block, size // block - 1, size)
-    if opcode is IoOpcode.READ:
+    if opcode is _READ:
         return Exchange(sqe, receive=views, receive_bytes=size)
     return Exchange(sqe, send=views, send_bytes=size)
 

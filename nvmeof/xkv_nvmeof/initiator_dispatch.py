@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from xkv_nvmeof.blockdev import DeviceError, DeviceOffline, OutcomeUnknown
 from xkv_nvmeof.host_command import NO_DEADLINE, Outcome
 from xkv_nvmeof.host_settings import DeadlinePassed
 from xkv_nvmeof.initiator_calls import Call
 from xkv_nvmeof.initiator_errors import DeviceBusy
+from xkv_nvmeof.initiator_one import OneCommand
 from xkv_nvmeof.multipath import Access, Echoes, changes, choose, speaks_of_the_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from xkv_nvmeof.blockdev import DeviceCounters
     from xkv_nvmeof.host_command import Exchange
@@ -185,6 +186,33 @@ class Dispatcher:
             raise
         except asyncio.CancelledError:
             await self._cancel(call)
+            raise
+
+    def run_one(self, what: str, exchange: Exchange, *, mutates: bool) -> Coroutine[Any, Any, None]:
+        """As `run`, of a call of one command: it is sent at once where nothing speaks against it, and the rest is to be awaited."""
+        now_ns = self._clock()
+        if not (self._waiting or self._alternatives or (mutates and self._echoes.any(now_ns))):
+            best = self._link_for(exchange.send_bytes)
+            if best is not None:
+                link, association = best
+                exchange.deadline_ns = now_ns + self._timeout_ns
+                one = OneCommand(
+                    what, exchange, association, link.loop.create_future(), self._finished, mutates=mutates
+                )
+                link.submit(exchange)
+                return self._conclude(one)
+        return self.run(what, iter((exchange,)), mutates=mutates)
+
+    async def _conclude(self, one: OneCommand) -> None:
+        try:
+            await one.future
+        except DeviceError:
+            self._counters.errors += 1
+            raise
+        except asyncio.CancelledError:
+            call = one.pending
+            if call is not None:
+                await self._cancel(call)
             raise
 
     async def _after_echoes(

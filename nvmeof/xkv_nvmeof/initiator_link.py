@@ -55,7 +55,7 @@ class QueueLink:
         self._sock = sock
         self._clock = clock
         self._on_down = on_down
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._tail = self._scratch[:_TAIL_BYTES]
         self._large = False
@@ -72,7 +72,7 @@ class QueueLink:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _spare_loopback(sock)
-        self._loop.add_reader(sock, self._readable)
+        self.loop.add_reader(sock, self._readable)
 
     async def setup(self, deadline_ns: int) -> None:
         """Exchange ICReq and ICResp.
@@ -91,7 +91,8 @@ class QueueLink:
     def submit(self, exchange: Exchange) -> None:
         """Send `exchange` with all others of this turn of the loop. There must be room."""
         self.core.submit(exchange)
-        self._plan_flush()
+        if not self._flush_planned:
+            self._plan_flush()
 
     def submit_fabrics(self, exchange: Exchange) -> None:
         """Send a Fabrics command, with its data in the capsule. There must be room."""
@@ -101,7 +102,7 @@ class QueueLink:
     def _plan_flush(self) -> None:
         if not self._flush_planned:
             self._flush_planned = True
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
 
     def submit_connect(self, exchange: Exchange) -> None:
         """Send the Fabrics Connect."""
@@ -159,7 +160,7 @@ class QueueLink:
     def _plan_look(self) -> None:
         if not self._looking:
             self._looking = True
-            self._loop.call_later(_LOOK_AGAIN_S, self._look_again)
+            self.loop.call_later(_LOOK_AGAIN_S, self._look_again)
 
     def _look_again(self) -> None:
         self._looking = False
@@ -170,12 +171,12 @@ class QueueLink:
         self._received_ns = self._clock()
         if not self._awake:
             self._awake = True
-            self._loop.call_soon(self._stay_awake)
+            self.loop.call_soon(self._stay_awake)
 
     def _stay_awake(self) -> None:
         """Keep the loop from sleeping while the rest of begun data is on its way: waking up takes longer than that."""
         if self.core.data_pending and self._clock() - self._received_ns < AWAKE_NS:
-            self._loop.call_soon(self._stay_awake)
+            self.loop.call_soon(self._stay_awake)
         else:
             self._awake = False
 
@@ -191,21 +192,20 @@ class QueueLink:
         except (BlockingIOError, InterruptedError):
             if core.state not in OVER:
                 self._writing = True
-                self._loop.add_writer(self._sock, self._writable)
+                self.loop.add_writer(self._sock, self._writable)
         except OSError as error:
             core.fail(ConnectionLost(f"connection lost: {error.strerror}"))
         self._deliver()
 
     def _writable(self) -> None:
         self._writing = False
-        self._loop.remove_writer(self._sock)
+        self.loop.remove_writer(self._sock)
         self._flush()
 
     def _deliver(self) -> None:
         """Hand finished exchanges to their makers, and take the connection down when it is over."""
         core = self.core
-        over = core.state in OVER
-        if over and not self._down:
+        if core.over and not self._down:
             self._take_down()
         finished = core.take_finished()
         for exchange in finished:
@@ -221,9 +221,9 @@ class QueueLink:
 
     def _take_down(self) -> None:
         self._down = True
-        self._loop.remove_reader(self._sock)
+        self.loop.remove_reader(self._sock)
         if self._writing:
-            self._loop.remove_writer(self._sock)
+            self.loop.remove_writer(self._sock)
         if self.core.outbox:
             # Only a TermReq is left; if the socket does not take it at once, the end of the connection says enough.
             with contextlib.suppress(OSError):
