@@ -34,6 +34,10 @@ SHARED_LOAD_BYTES: Final = 3 * 512 * 1024
 """... while no more than this is in flight there."""
 
 
+ASKS_MAX: Final = 8
+"""Each answer that gives no access makes the answers of before doubtful, so many times in a row."""
+
+
 class Dispatcher:
     """Owns the calls that wait. While there is no association every call is refused at once.
 
@@ -54,8 +58,8 @@ class Dispatcher:
         self._links: list[tuple[QueueLink, Association]] = []
         self._alternatives = False
         """Whether a command that one association loses can go by another."""
-        self._relied_on: set[Association] = set()
-        """Those that were used since they told last that they cannot be."""
+        self._asks_left = 0
+        """How often the others are still asked before it is believed that nobody gives access."""
         self._asked: set[Association] = set()
         """Those that are about to tell what access there is: while there are some, calls wait."""
         self._echoes = Echoes()
@@ -90,12 +94,10 @@ class Dispatcher:
         self._settle(association, reason)
 
     def _ask_the_others(self, association: Association) -> None:
-        """When the last one that could be used cannot be any more: the others may be, and the event that says so on its way."""
-        if association not in self._relied_on:
+        """Nobody can be used, as far as was told: the others may be by now, and the event that says so on its way."""
+        if self._links or not self._asks_left:
             return
-        self._relied_on.discard(association)
-        if self._links:
-            return
+        self._asks_left -= 1
         for other in self._paths:
             if other is not association and other.reports_access and other.on_access is not None:
                 other.on_access()
@@ -121,7 +123,8 @@ class Dispatcher:
     def _choose(self) -> None:
         before, self._chosen = self._chosen, tuple(choose(self._paths))
         chosen = self._chosen
-        self._relied_on.update(chosen)
+        if chosen:
+            self._asks_left = ASKS_MAX
         self.incarnation += any(association not in chosen for association in before)
         self._links = [(link, association) for association in chosen for link in association.links]
         self._alternatives = len(chosen) > 1

@@ -50,7 +50,7 @@ async def test_a_path_that_is_open_again_and_has_not_said_so_yet_is_asked_before
             await eventually(lambda: not device.paths[0].connected)
         await device.read_into(0, [memoryview(bytearray(BLOCK))])
         assert (device.counters.errors, states.seen) == (0, [])
-        # Where no path is open, it is said, and asked about once.
+        # Where no path is open, it is said after a few questions.
         first[0] = second[0] = Access.INACCESSIBLE
         with pytest.raises(DeviceOffline):
             await device.read_into(0, [memoryview(bytearray(BLOCK))])
