@@ -33,7 +33,7 @@ _NS_PER_MS: Final = 1_000_000
 KEYS_MAX: Final = 4096
 """Keys of one request to the gateway."""
 THREADS: Final = 2
-QUEUE_MAX: Final = 16
+QUEUE_MAX: Final = 64
 """Questions under way, once a step has waited as long as it may; further ones are asked in later steps."""
 BACKOFF_MIN_NS: Final = 100 * _NS_PER_MS
 BACKOFF_MAX_NS: Final = 5000 * _NS_PER_MS
