@@ -52,7 +52,7 @@ class DeviceBusy(DeviceError):  # noqa: N818
     """Too many calls wait already. The command was never sent: certainly not executed."""
 
 
-def link_failed(what: str, failure: Exception, hint: str = "") -> ConnectFailed:
+def link_failed(what: str, failure: Exception | None, hint: str = "") -> ConnectFailed:
     """Return the error of a connection that ended before it was of use."""
     passing = isinstance(failure, ConnectionLost | DeadlinePassed)
     kind = ConnectUnanswered if passing else ConnectFailed

@@ -68,12 +68,9 @@ async def execute(
         exchange.on_finish = lambda _exchange, done=done: done.done() or done.set_result(None)
         if link.core.failure is not None:
             raise link_failed(what, link.core.failure)
-        if connect:
-            link.submit_connect(exchange)
-        elif entry.opcode == FABRICS_OPCODE:
-            link.submit_fabrics(exchange)
-        else:
-            link.submit(exchange)
+        fabrics = entry.opcode == FABRICS_OPCODE
+        submit = link.submit_connect if connect else link.submit_fabrics if fabrics else link.submit
+        submit(exchange)
         await done
         match exchange.outcome:
             case Outcome.COMPLETED:
@@ -83,6 +80,5 @@ async def execute(
             case Outcome.CORRUPT:
                 continue
             case _:
-                assert link.core.failure is not None
                 raise link_failed(what, link.core.failure)
     raise DataCorrupted(f"{what}: the data digest did not match, twice")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered
+from xkv_nvmeof.lookup import look_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from xkv_nvmeof.lookup import Resolved
+
 ADDRESSES_MAX: Final = 4
 """So many addresses of one name are tried."""
-Resolved = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 
 async def connect_socket(
@@ -39,8 +41,8 @@ async def connect_socket(
             return await _connect(found[-1])
     except TimeoutError:
         raise ConnectUnanswered("TCP connect: no answer in time") from None
-    except OSError as error:
-        raise ConnectUnanswered(f"TCP connect: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        raise ConnectUnanswered(f"TCP connect: {getattr(error, 'strerror', None) or error}") from error
 
 
 async def _resolve(host: str, port: int, admits: Callable[[str], bool] | None) -> Sequence[Resolved]:
@@ -49,7 +51,7 @@ async def _resolve(host: str, port: int, admits: Callable[[str], bool] | None) -
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await look_up(host, port)
     admitted = [entry for entry in found if admits is None or admits(str(entry[4][0]))]
     if not admitted:
         raise ConnectFailed(f"TCP connect: {found[0][4][0]} is no address where a card may be")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.ports import held_port
+from xkv_nvmeof import initiator_socket
 from xkv_nvmeof.blockdev import DeviceOffline, DeviceState, OutcomeUnknown
 from xkv_nvmeof.initiator import TargetAddress, TcpInitiator
 from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectRefused, ConnectUnanswered, NamespaceUnusable
@@ -50,16 +51,15 @@ async def test_nobody_listening_is_said_with_the_address() -> None:
 
 
 async def test_a_name_is_tried_by_each_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = asyncio.get_running_loop()
     asked: list[str] = []
 
-    async def look_up(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+    async def look_up(host: str, port: int) -> list[tuple[object, ...]]:
         asked.append(host)
         # The first of them is no address of this machine's network; nobody listens at the second.
         places = ("203.0.113.1", "127.0.0.9", "127.0.0.1")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (place, port)) for place in places]
 
-    monkeypatch.setattr(loop, "getaddrinfo", look_up)
+    monkeypatch.setattr(initiator_socket, "look_up", look_up)
     async with FakeTarget() as target:
         address = TargetAddress("card.example", target.port, NQN)
         settings = options(io_queues=1, admits=lambda ip: ip.startswith("127."))

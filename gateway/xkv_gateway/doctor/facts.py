@@ -9,12 +9,12 @@ import os
 import shutil
 import signal
 import socket
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from xkv_gateway.process import open_files_allowed
+from xkv_nvmeof.lookup import look_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -322,7 +322,7 @@ async def _reach(host: str, port: int) -> Reach:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            found = await _resolve(host, port)
+            found = await look_up(host, port)
     except (OSError, UnicodeError, TimeoutError):
         return Reach(host, port, problem="its name cannot be resolved")
     addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -339,32 +339,6 @@ async def _reach(host: str, port: int) -> Reach:
     elapsed_ms = (loop.time() - begin) * 1e3
     writer.transport.abort()
     return Reach(host, port, addresses, source, elapsed_ms)
-
-
-async def _resolve(host: str, port: int) -> list[tuple[Any, ...]]:
-    """Resolve in a thread that nobody waits for: the loop's own would hold up its end while a name server is silent."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[list[tuple[Any, ...]]] = loop.create_future()
-
-    def tell(found: list[tuple[Any, ...]] | Exception) -> None:
-        if answer.done():
-            return
-        if isinstance(found, Exception):
-            answer.set_exception(found)
-        else:
-            answer.set_result(found)
-
-    def work() -> None:
-        found: list[tuple[Any, ...]] | Exception
-        try:
-            found = list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            found = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(tell, found)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await answer
 
 
 def _source(family: int, where: Any) -> str | None:

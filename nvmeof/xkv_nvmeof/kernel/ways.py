@@ -11,7 +11,6 @@ import contextlib
 import errno
 import logging
 import os
-import socket
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from xkv_nvmeof.kernel import sysfs
 from xkv_nvmeof.kernel.file import BlockFile, NotABlockDevice
 from xkv_nvmeof.kernel.link import Cause, FabricLink, NotConnected
 from xkv_nvmeof.kernel.view import Subsystem, Wanted, namespace_of, subsystem_of
+from xkv_nvmeof.lookup import look_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,11 +170,9 @@ def _pinned(wanted: Wanted, expected: DeviceIdentity | None) -> Wanted:
 async def resolve(address: TargetAddress, admits: Callable[[str], bool] | None) -> str:
     """Return the numeric address: nvme-cli does not know names in all its versions."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM
-        )
-    except OSError as error:
-        raise ConnectUnanswered(f"{address.host}: {error.strerror or error}") from error
+        found = await look_up(address.host, address.port)
+    except (OSError, UnicodeError) as error:
+        raise ConnectUnanswered(f"{address.host}: {getattr(error, 'strerror', None) or error}") from error
     for entry in found:
         if admits is None or admits(str(entry[4][0])):
             return str(entry[4][0])
