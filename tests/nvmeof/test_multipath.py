@@ -274,7 +274,7 @@ async def test_a_lost_write_goes_by_the_other_path_and_its_blocks_are_held_back_
 
 
 async def test_what_is_held_back_goes_on_as_soon_as_the_lost_write_is_over() -> None:
-    short = {"keep_alive_ms": 1_500, "settle_margin_ms": 100, "command_timeout_ms": 5_000}
+    short = {"keep_alive_ms": 3_000, "settle_margin_ms": 100, "command_timeout_ms": 20_000}
     async with one_swallows(**short) as (first, second, device):
         await lose_a_write(first, device)
         settled_ns = device.settles_at_ns
