@@ -162,7 +162,10 @@ def test_an_answer_that_comes_too_late_is_nobodys(how: str) -> None:
             crowd = [rig.engine.add(request(prompt(LONG, seed))) for seed in range(5)]
             service.hold = True
             rig.side.plan({}, None)
-            wait_until(lambda: bool(service.held), "the question has come")
+            wait_until(
+                lambda: any(isinstance(call.request, Lookup) for call in service.held),
+                "the question has come",
+            )
             service.hold = False
             if how == "aborted":
                 for one in crowd[1:]:
