@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,15 @@ import pytest
 from tests.card.runs import MIB, SIZE_BYTES, Bench, Run
 from xkv_gateway.card import heartbeat as heartbeat_format
 from xkv_gateway.card.fence import CardLost
+from xkv_gateway.card.journal_format import beginning
 from xkv_gateway.card.layout import HEARTBEAT_OFFSET, superblock_1_offset
+from xkv_gateway.card.recovery import OBJECTS_AT_ONCE, Recovery, made_of
 from xkv_gateway.card.session import Phase
 from xkv_gateway.card.store import CardRecovering
+from xkv_gateway.card.structure import Stamp
 from xkv_gateway.card.superblock import encode
+from xkv_gateway.core.restore import Restored
+from xkv_gateway.core.types import EngineLimits
 from xkv_gateway.errors import CardUnavailableError
 
 if TYPE_CHECKING:
@@ -315,3 +321,25 @@ def test_a_run_whose_superblocks_are_both_damaged_ends() -> None:
         await run.device.aclose()
 
     Bench().play(work)
+
+
+async def test_other_work_of_the_loop_goes_on_while_a_large_index_is_made_and_a_small_one_is_made_at_once() -> (
+    None
+):
+    limits = EngineLimits(
+        capacity_au=1,
+        au_bytes=4096,
+        max_objects=1,
+        object_bytes_max=1,
+        lease_ttl_max_ns=1,
+        leases_per_scope_max=1,
+        leased_bytes_per_scope_max=1,
+    )
+    recovery = Recovery(Restored(limits, 0), beginning(Stamp(bytes(16), 1, bytes(16))), 0)
+    others = threading.Event()
+    asyncio.get_running_loop().call_soon(others.set)
+    assert not await made_of(recovery, others.is_set)
+    others.clear()
+    asyncio.get_running_loop().call_soon(others.set)
+    recovery.objects = OBJECTS_AT_ONCE
+    assert await made_of(recovery, lambda: others.wait(60))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from xkv_gateway.card import ownership
@@ -15,7 +16,7 @@ from xkv_gateway.card.blocks import CardFailed
 from xkv_gateway.card.fence import CHECK_AGE_MAX_NS, CardLost
 from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.layout import plan
-from xkv_gateway.card.recovery import Recoverer
+from xkv_gateway.card.recovery import Recoverer, made_of
 from xkv_gateway.card.reservation import reserve
 from xkv_gateway.card.session import CardSession
 from xkv_gateway.card.structure import RUN_ID_BYTES
@@ -175,7 +176,8 @@ class _Opening:
         recovery = await Recoverer(blocks, superblock, limits, options.clock).run(search=search)
         beat_epoch = await ownership.heartbeat_epoch(blocks, superblock.stamp.card_uuid)
         recovery.epoch_max = max(recovery.epoch_max, beat_epoch)
-        session = CardSession(
+        make = partial(
+            CardSession,
             self.device,
             blocks,
             superblock,
@@ -188,6 +190,7 @@ class _Opening:
             taken=taken,
             owner_may_live=owner_may_live,
         )
+        session = await made_of(recovery, make)
         await session.look()
         return session
 

@@ -6,10 +6,11 @@ both checkpoints' ends  ->  newest closed one, chunk by chunk  ->  (damaged: the
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.journal_format import ChainPoint, beginning
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 
+OBJECTS_AT_ONCE: Final = 200_000
+"""An index of fewer objects is made in a turn of the loop."""
 CLOCKS_DIFFER_S: Final = 60
 """By so much two clocks may disagree unnoticed."""
 
@@ -288,6 +292,13 @@ class Recoverer:
                 recovery.lose(record.lsn, record.lsn, "objects beyond the object limit")
             else:
                 recovery.restored.apply(record)
+
+
+async def made_of(recovery: Recovery, make: Callable[[], _T]) -> _T:
+    """Return what `make` makes of all that was read. Millions of objects take seconds: a thread does it, and the card stays attached."""
+    if recovery.objects < OBJECTS_AT_ONCE:
+        return make()
+    return await asyncio.to_thread(make)
 
 
 def _add(restored: Restored, chunk: Chunk) -> None:

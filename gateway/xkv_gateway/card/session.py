@@ -24,7 +24,7 @@ from xkv_gateway.card.fence import CHECK_AGE_MAX_NS, CardLost, Fence
 from xkv_gateway.card.format_errors import NoRoom
 from xkv_gateway.card.journal_scan import End, Need, Scanner
 from xkv_gateway.card.keeping import Keeper
-from xkv_gateway.card.recovery import Recoverer
+from xkv_gateway.card.recovery import Recoverer, made_of
 from xkv_gateway.card.structure import BLOCK_BYTES
 from xkv_gateway.card.superblock import Chosen
 from xkv_gateway.card.writer import JournalWriter
@@ -269,7 +269,7 @@ class CardSession:
                 limits = self._options.limits_of(self.superblock.layout)
                 recoverer = Recoverer(self._blocks, self.superblock, limits, self._options.clock)
                 self.recovery = await self._patiently(partial(recoverer.run, search=True))
-                engine = self._new_engine()
+                engine = await made_of(self.recovery, self._new_engine)
                 # They may have been changed since the start.
                 engine.set_rules(self.engine.rules, self.engine.budget.bytes_per_day)
                 self.engine = store.engine = engine
