@@ -52,6 +52,8 @@ STALL_S: Final = 30.0
 """Who sends nothing for so long, or twice that, in the middle of a message is let go."""
 ACCEPT_PAUSE_S: Final = 0.1
 """The pause in accepting when there is no descriptor left."""
+WARN_S: Final = 60.0
+"""Between two warnings about the same thing, counted from the last time that it was the case."""
 SCRATCH_BYTES: Final = 64 << 10
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _UCRED: Final = struct.Struct("iII")
@@ -89,6 +91,7 @@ class Listener:
         self._handshakes: dict[PeerId, asyncio.TimerHandle] = {}
         """When each connection that is not open has to be; with it nothing refers to a closed one any more."""
         self._timers: set[asyncio.TimerHandle] = set()
+        self._warned: dict[str, float] = {}
         self._stall_timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
 
@@ -134,12 +137,19 @@ class Listener:
                 return
             except OSError as error:
                 if error.errno in _NO_ROOM:
-                    _log.warning("no connection can be accepted now: %s", error.strerror)
+                    self._warn(f"no connection can be accepted now: {error.strerror}")
                     self._loop.remove_reader(sock)
                     self._later(ACCEPT_PAUSE_S, lambda: self._loop.add_reader(sock, self._accept, sock, door))
                     return
                 continue
             self._welcome(peer, door)
+
+    def _warn(self, message: str) -> None:
+        """Say what refuses connections, again only a minute after it was last the case."""
+        now = self._loop.time()
+        if now - self._warned.get(message, -WARN_S) >= WARN_S:
+            _log.warning("%s", message)
+        self._warned[message] = now
 
     def _later(self, delay_s: float, action: Callable[[], object]) -> asyncio.TimerHandle:
         def act() -> None:
@@ -158,7 +168,7 @@ class Listener:
             sock.close()  # It is gone already.
             return
         if len(self._connections) >= CONNECTIONS_MAX:
-            _log.warning("more than %d connections: one more is let go", CONNECTIONS_MAX)
+            self._warn(f"more than {CONNECTIONS_MAX} connections: one more is let go")
             sock.close()
             return
         user, admitted = "", True

@@ -228,3 +228,19 @@ def test_what_has_come_before_the_end_is_answered_and_nothing_is_read_after_it(f
         # What the kernel had not handed over by then is the only thing that may be missing.
         assert codes.count(b"draining") > 0
         assert answered == codes.count(b"\xa2id") >= 2 * MESSAGES_PER_TURN
+
+
+def test_connections_beyond_the_bound_are_let_go_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, served: Served
+) -> None:
+    monkeypatch.setattr("xkv_rpc.listener.CONNECTIONS_MAX", 1)
+    host, _, port = served.endpoint.removeprefix("tcp://").rpartition(":")
+    with connect(served) as first:
+        for _ in range(10):
+            with socket.create_connection((host, int(port)), HANG_S) as other:
+                assert other.recv(1) == b""
+        first.sendall(framed(packed("ping", {})))
+        assert ask(first)["ok"]
+    assert [record.message for record in caplog.records].count(
+        "more than 1 connections: one more is let go"
+    ) == 1
