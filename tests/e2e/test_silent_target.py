@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import TYPE_CHECKING
 
 from tests.e2e.gateway import HANG_S, run, serving
@@ -54,6 +55,32 @@ async def test_stores_end_and_lookups_go_on_while_the_target_says_nothing(home: 
                 assert (await gateway.get("/readyz")).status_code == 503
                 relay.speak()
                 await gateway.until(lambda status: status["card"]["state"] == "online")
+                loaded = await client.load("", b"", KEYS)
+                assert [bytes(payload or b"") for payload in loaded.payloads] == PAYLOADS
+                await client.aclose()
+                assert await gateway.end() == ExitCode.OK
+
+
+async def test_a_gateway_that_was_stopped_for_longer_than_its_keep_alive_time_connects_anew(
+    home: Path,
+) -> None:
+    async with target(home / "card.img") as url:
+        port = int(url.split(":")[2].split("/")[0])
+        async with Relay(port) as relay:
+            card = url.replace(f":{port}/", f":{relay.port}/")
+            assert (await run(home, "card", "format", card, **SHORT)).code == ExitCode.OK
+            async with serving(home / "state", "--card", card, card=None, **SHORT) as gateway:
+                client = gateway.client()
+                assert set(await client.store("", b"", KEYS, PAYLOADS)) == {"stored"}
+                before = (await gateway.status())["device"]["reconnects"]
+                gateway.process.send_signal(signal.SIGSTOP)
+                async with asyncio.timeout(HANG_S):
+                    while relay.connections:  # noqa: ASYNC110 - the target ends them, another process
+                        await asyncio.sleep(0.05)
+                gateway.process.send_signal(signal.SIGCONT)
+                await gateway.until(
+                    lambda now: now["device"]["reconnects"] > before and now["card"]["state"] == "online"
+                )
                 loaded = await client.load("", b"", KEYS)
                 assert [bytes(payload or b"") for payload in loaded.payloads] == PAYLOADS
                 await client.aclose()
