@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xkv_rpc.calls import Buffer
     from xkv_rpc.listener import Listener
     from xkv_rpc.messages import PeerId
-    from xkv_rpc.zmtp_peer import PeerMessage, PeerStream
+    from xkv_rpc.zmtp_peer import PeerStream
 
 MESSAGES_PER_TURN: Final = 64
 """Messages of one peer that are handled before everything else gets its turn."""
@@ -37,11 +37,6 @@ class Sent:
     def __init__(self) -> None:
         self.done = False
         """Sent, or dropped with the connection."""
-
-
-def _received(peer: PeerId, message: PeerMessage, user: str) -> Received:
-    header, payloads, lengths, kept = message
-    return Received(peer, header, payloads, lengths, user, kept)
 
 
 class Connection:
@@ -210,16 +205,16 @@ class Connection:
             messages.clear()
         on_message = self._listener.on_message
         if len(messages) == 1:
-            on_message(_received(self.peer, messages.pop(), self._user))
+            on_message(Received(self.peer, *messages.pop(), self._user))
         else:
             some = messages[:MESSAGES_PER_TURN]
             del messages[:MESSAGES_PER_TURN]
             for message in some:
-                on_message(_received(self.peer, message, self._user))
+                on_message(Received(self.peer, *message, self._user))
         if messages:
             self._pause()
             self._loop.call_soon(self._hand_on)
-        else:
+        elif self._rest or not self._reading:
             self._go_on()
 
     # --- out

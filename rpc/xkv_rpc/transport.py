@@ -110,10 +110,10 @@ class Received:
     header: bytes
     payloads: list[memoryview]
     lengths: list[int]
+    kept: bool
+    """False: there was no room for it while it came, and only its header is left, or not even that."""
     user: str
     """Who was let in, as the doorkeeper said; empty: there are no keys on this socket."""
-    kept: bool = True
-    """False: there was no room for it while it came, and only its header is left, or not even that."""
 
 
 def make_context() -> ZmqContext:
@@ -252,7 +252,8 @@ class Router:
         first = raw.recv(_DONTWAIT, copy=False)
         # The frame knows it, at a tenth of what asking the socket costs.
         self._more = first.more
-        return Received(peer, first.bytes, [], [], _user_of(first) if self._identified else "")
+        user = _user_of(first) if self._identified else ""
+        return Received(peer, first.bytes, [], [], kept=True, user=user)
 
     def send(
         self, peer: PeerId, header: bytes, payloads: Sequence[Buffer]
