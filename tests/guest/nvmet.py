@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+from uuid import UUID, uuid4
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +24,8 @@ class Target:
     port: int
     host_port: int
     """Where it is reached from outside of the guest."""
-    uuid: uuid.UUID
-    nguid: uuid.UUID = field(default_factory=uuid.uuid4)
+    uuid: UUID
+    nguid: UUID = field(default_factory=uuid4)
 
     @property
     def link(self) -> str:
@@ -44,7 +44,7 @@ class Target:
 @contextlib.contextmanager
 def serving(guest: Guest, nqn: str, *, port: int = 4420, disk: str = "/dev/ram0") -> Iterator[Target]:
     """Serve the disk as namespace 1 of `nqn` for the time of the block."""
-    target = Target(guest, nqn, port, guest.forward(port), uuid.uuid4())
+    target = Target(guest, nqn, port, guest.forward(port), uuid4())
     subsystem = f"{ROOT}/subsystems/{nqn}"
     guest.sh(f"""
         mkdir -p {ROOT}/ports/1 {subsystem}/namespaces/1

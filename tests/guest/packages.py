@@ -24,6 +24,11 @@ BUSYBOX: Final = "busybox-static"
 KERNELS: Final = {"x86_64": "linux-image-cloud-amd64"}
 QEMU: Final = "qemu-system-x86_64"
 VIRTIOFSD: Final = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
+AUTHENTICATES: Final = ("CONFIG_NVME_TARGET_AUTH=y", "CONFIG_NVME_HOST_AUTH=y")
+"""What the kernel's configuration says where its target and its initiator have DH-HMAC-CHAP."""
+NEXT_RELEASE: Final = "trixie"
+"""The first one of Debian whose kernel has it."""
+KEYRING: Final = "/usr/share/keyrings/debian-archive-keyring.gpg"
 MERGED: Final = ("bin", "sbin", "lib", "lib64")
 DOWNLOAD_TIMEOUT_S: Final = 300
 
@@ -69,19 +74,19 @@ def _program(name: str, *places: str) -> Path:
     return Path(found)
 
 
-def _kernel_package() -> str:
-    """Return the package that the newest cloud kernel is in, as NAME=VERSION."""
+def _kernel_package(*options: str) -> str:
+    """Return the package that the newest cloud kernel is in, as NAME=VERSION; `options` are those of apt."""
     meta = KERNELS.get(platform.machine())
     if meta is None:
         raise Unavailable(f"no guest for {platform.machine()} yet")
-    found = re.search(r"Depends: (linux-image-\S+)", _run("apt-cache", "depends", meta))
+    found = re.search(r"Depends: (linux-image-\S+)", _run("apt-cache", *options, "depends", meta))
     if found is None:
         raise Unavailable(f"apt knows no {meta}: run apt-get update")
-    return _versioned(found[1])
+    return _versioned(found[1], *options)
 
 
-def _versioned(name: str) -> str:
-    found = re.search(r"Candidate: (\S+)", _run("apt-cache", "policy", name))
+def _versioned(name: str, *options: str) -> str:
+    found = re.search(r"Candidate: (\S+)", _run("apt-cache", *options, "policy", name))
     if found is None or found[1] == "(none)":
         raise Unavailable(f"apt knows no {name}: run apt-get update")
     return f"{name}={found[1]}"
@@ -96,12 +101,12 @@ def _missing() -> list[str]:
     ]
 
 
-def _unpack(packages: list[str], target: Path) -> None:
+def _unpack(packages: list[str], target: Path, *options: str) -> None:
     """Download the packages and unpack them into `target`, in the layout in which /bin is /usr/bin."""
     debs = target.with_suffix(".debs")
     debs.mkdir(parents=True)
     # apt's own user may not see the cache of another one.
-    _run("apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *packages, cwd=debs)
+    _run("apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *options, *packages, cwd=debs)
     target.mkdir()
     for name in MERGED:
         (target / "usr" / name).mkdir(parents=True)
@@ -136,9 +141,52 @@ def _cached(cache: Path, packages: list[str]) -> Path:
     return target
 
 
+def _authenticates(image: Path) -> bool:
+    """Return whether the unpacked kernel has DH-HMAC-CHAP on both sides."""
+    (config,) = (image / "boot").glob("config-*")
+    return set(AUTHENTICATES) <= set(config.read_text().splitlines())
+
+
+def _newer_kernel(cache: Path) -> Path:
+    """Return the unpacked kernel of Debian's next release, by lists of packages of their own: nothing of apt's is touched."""
+    target = cache / "kernel-authenticates"
+    if not target.exists():
+        sources = _run("apt-get", "indextargets", "--format", "$(ORIGIN) $(COMPONENT) $(REPO_URI)")
+        found = re.search(r"^Debian main (\S+/debian/?)$", sources, re.MULTILINE)
+        if found is None or not Path(KEYRING).exists():
+            raise Unavailable("apt names no mirror of Debian to get a newer kernel from")
+        apt = cache / "apt"
+        shutil.rmtree(apt, ignore_errors=True)
+        for folder in ("lists/partial", "cache/archives/partial"):
+            (apt / folder).mkdir(parents=True)
+        (apt / "sources.list").write_text(f"deb [signed-by={KEYRING}] {found[1]} {NEXT_RELEASE} main\n")
+        places = {
+            "Dir::Etc::sourcelist": apt / "sources.list",
+            "Dir::Etc::sourceparts": "/dev/null",
+            "Dir::State::lists": apt / "lists",
+            "Dir::Cache": apt / "cache",
+            "Acquire::Languages": "none",
+            "APT::Sandbox::User": "root",
+        }
+        options = [word for name, value in places.items() for word in ("-o", f"{name}={value}")]
+        _run("apt-get", *options, "update", "-qq")
+        building = cache / f"{target.name}.new"
+        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(building.with_suffix(".debs"), ignore_errors=True)
+        _unpack([_kernel_package(*options)], building, *options)
+        if not _authenticates(building):
+            raise Unavailable(f"the kernel of {NEXT_RELEASE} has no DH-HMAC-CHAP")
+        building.rename(target)
+        shutil.rmtree(apt)
+    return target
+
+
 @functools.cache
-def parts() -> Parts:
+def parts(*, authenticates: bool = False) -> Parts:
     """Return what a guest is made of; downloads what is not in the cache.
+
+    Args:
+        authenticates: with a kernel that has DH-HMAC-CHAP.
 
     Raises:
         Unavailable: something cannot be had here.
@@ -153,6 +201,8 @@ def parts() -> Parts:
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         image = _cached(cache, [_kernel_package()])
+        if authenticates and not _authenticates(image):
+            image = _newer_kernel(cache)
         busybox = _cached(cache, [_versioned(BUSYBOX)])
         layer = _cached(cache, _missing())
     (modules,) = (image / "usr/lib/modules").iterdir()
