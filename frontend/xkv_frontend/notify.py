@@ -32,9 +32,13 @@ def notify(message: str) -> None:
 
 
 async def keep_alive(say: Callable[[str], None] = notify) -> None:
-    """Say that we live, twice in each period of WATCHDOG_USEC; from the loop that serves, so that a stuck one is silent."""
+    """Say that we live, twice in each period of WATCHDOG_USEC; from the loop that serves, so that a stuck one is silent.
+
+    WATCHDOG_PID may say that it is another process of whom that is expected.
+    """
     text = os.environ.get("WATCHDOG_USEC", "")
-    if not text.isdecimal() or int(text) == 0:
+    own = str(os.getpid())
+    if not text.isdecimal() or int(text) == 0 or os.environ.get("WATCHDOG_PID", own) != own:
         return
     while True:
         say(ALIVE)

@@ -19,6 +19,7 @@ from tests.frontend.fake_vllm import CHUNKED_HEAD, LAST_CHUNK, FakeVllm, Recorde
 from tests.frontend.harness import CHAT, DEADLINE_S, HELLO, KEY_A, SECRET, auth, salt_of, sample_keys, until
 from xkv_frontend.core.keys import format_keys
 from xkv_frontend.errors import ExitCode
+from xkv_frontend.notify import keep_alive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -180,3 +181,16 @@ async def test_a_port_that_is_taken_ends_the_start(fake: FakeVllm, tmp_path: Pat
             _, errors = await process.communicate()
             assert process.returncode == ExitCode.ADDRESS_IN_USE
             assert option.encode() in errors
+
+
+@pytest.mark.parametrize(("usec", "pid"), [("", ""), ("0", ""), ("-5", ""), ("soon", ""), ("1000", "1")])
+async def test_no_sign_of_life_is_given_where_none_is_expected_of_this_process(
+    monkeypatch: pytest.MonkeyPatch, usec: str, pid: str
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", usec)
+    if pid:
+        monkeypatch.setenv("WATCHDOG_PID", pid)
+    said: list[str] = []
+    async with asyncio.timeout(DEADLINE_S):
+        await keep_alive(said.append)
+    assert said == []
