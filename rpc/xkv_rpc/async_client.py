@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+from xkv_rpc.async_wire import AsyncWire, Unsent, served
 from xkv_rpc.client_calls import AsyncCalls
 from xkv_rpc.client_codec import ReplyHeader, decode_reply, encode_request, parse_reply
 from xkv_rpc.errors import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from xkv_rpc.calls import Buffer
+    from xkv_rpc.porter import ZmqContext
     from xkv_rpc.transport import Tracker
 
 _NS_PER_MS: Final = 1_000_000
@@ -54,7 +56,7 @@ class _Pending:
     """A call that waits for its reply."""
 
     answer: asyncio.Future[tuple[ReplyHeader, list[memoryview]]]
-    tracker: Tracker | None = None
+    tracker: Tracker | Unsent | None = None
 
 
 class AsyncClient(AsyncCalls):
@@ -78,8 +80,9 @@ class AsyncClient(AsyncCalls):
         self._options = options or ClientOptions()
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._context = make_context()
-        self._dealer: Dealer | None = None
+        self._context: ZmqContext | None = None
+        """Of libzmq, where that is needed."""
+        self._dealer: Dealer | AsyncWire | None = None
         self._fds: tuple[int, ...] = ()
         self._look_scheduled = False
         self._pending: dict[int, _Pending] = {}
@@ -182,12 +185,17 @@ class AsyncClient(AsyncCalls):
 
     def _try_send(self, pending: _Pending, raw: bytes, payloads: Sequence[Buffer]) -> bool:
         sent, pending.tracker = self._connection().send(raw, payloads)
-        self._look_again()
+        if self._fds:
+            self._look_again()
         return sent
 
-    def _connection(self) -> Dealer:
+    def _connection(self) -> Dealer | AsyncWire:
         if self._dealer is None:
-            self._dealer = Dealer(self._context, self._endpoint, self._options.keys)
+            if self._options.keys is None and served(self._endpoint):
+                self._dealer = AsyncWire(self._endpoint, self._look)
+            else:
+                self._context = self._context or make_context()
+                self._dealer = Dealer(self._context, self._endpoint, self._options.keys)
             self._fds = self._dealer.filenos()
             for fd in self._fds:
                 self._loop.add_reader(fd, self._look)
@@ -263,7 +271,8 @@ class AsyncClient(AsyncCalls):
             return
         self._closed = True
         self._reset(ClientClosedError("the client was closed during the call"))
-        terminate(self._context)
+        if self._context is not None:
+            terminate(self._context)
 
     async def __aenter__(self) -> Self:
         return self

@@ -16,6 +16,8 @@ import struct
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from xkv_rpc.addresses import split_endpoint
 from xkv_rpc.connection import Connection
 from xkv_rpc.doors import Admits, Knock
@@ -176,9 +178,8 @@ class Listener:
             visit = self._judge(Knock(door.admits.value, address, "NULL", ""))
             user, admitted = visit.user, visit.admitted
         peer = PeerId(PEER_PREFIX + next(self._numbers).to_bytes(8, "big"))
-        connection = Connection(
-            self, sock, peer, user, PeerStream(self._bounds, self._room, admitted=admitted)
-        )
+        core = PeerStream(self._bounds, self._room, admitted=admitted, memory=_unzeroed)
+        connection = Connection(self, sock, peer, user, core)
         self._connections[peer] = connection
         self._handshakes[peer] = self._later(HANDSHAKE_MS / 1000, connection.give_up)
         connection.start()
@@ -280,6 +281,11 @@ def _listen(endpoint: str, rest: str) -> socket.socket:
             raise AddressInUseError(endpoint) from None
         raise BadEndpointError(endpoint, os.strerror(error.errno or 0)) from None
     return sock
+
+
+def _unzeroed(byte_count: int) -> memoryview:
+    """Make the place of a large body: it takes memory as its bytes come, and not when it is announced."""
+    return np.empty(byte_count, np.uint8).data
 
 
 def _prepare(sock: socket.socket) -> str:

@@ -54,7 +54,7 @@ class Wire:
         """
         self._endpoint = endpoint
         self._clock = clock
-        family, address = _address(endpoint)
+        family, address = address_of(endpoint)
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._poll_in = select.poll()
         self._poll_in.register(self._socket, select.POLLIN)
@@ -229,7 +229,12 @@ class Wire:
         self._socket.close()
 
 
-def _address(endpoint: str) -> tuple[int, tuple[str, int] | str]:
+def address_of(endpoint: str) -> tuple[int, tuple[str, int] | str]:
+    """Return the address family and the address of an endpoint.
+
+    Raises:
+        BadEndpointError: It is none.
+    """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
         check_socket_path(rest)

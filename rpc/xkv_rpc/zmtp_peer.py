@@ -1,4 +1,4 @@
-"""The server's end of one ZMTP connection with the NULL mechanism, as a ROUTER (rfc.zeromq.org, 23 and 37/ZMTP). Pure.
+"""One end of a ZMTP connection with the NULL mechanism: the server's ROUTER, or a client's DEALER (rfc.zeromq.org, 23 and 37/ZMTP). Pure.
 
 The owner of the socket feeds what it receives, sends what `out` holds, and takes `messages`. Nothing is kept of a message
 beyond its bounds: of too many or too large payloads only the lengths are noted, so that it can be refused by name, and what
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
 from xkv_rpc import zmtp
 from xkv_rpc.errors import BadReplyError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xkv_rpc.zmtp import Head
 
 FRAMES_MAX: Final = 1 << 16
@@ -31,6 +31,7 @@ SMALL_HEADER_BYTES_MAX: Final = 64 << 10
 DIRECT_FROM_BYTES: Final = 16 << 10
 """The rest of a body from this size on is received straight to where it stays."""
 IDENTITY_BYTES_MAX: Final = 255
+_SERVERS: Final = frozenset({b"ROUTER"})
 _PEERS: Final = frozenset({b"DEALER", b"REQ", b"ROUTER"})
 _GREETED_LIKE_THREE: Final = 11
 """Bytes of a greeting that tell the version."""
@@ -84,6 +85,10 @@ class PeerBounds:
     payloads_max: int
 
 
+def _memory(count: int) -> memoryview:
+    return memoryview(bytearray(count))
+
+
 class Room:
     """What the messages of all connections may take together before they have come whole."""
 
@@ -94,15 +99,28 @@ class Room:
 
 
 class PeerStream:
-    """See the module. With `admitted` False the peer is told so in the handshake, and nothing it sends is kept."""
+    """See the module. With `admitted` False the peer is told so in the handshake, and nothing it sends is kept.
 
-    def __init__(self, bounds: PeerBounds, room: Room, *, admitted: bool = True) -> None:
+    With `as_dealer` it is the client's end, which tells its READY first. `memory` makes the place of a body of so many bytes.
+    """
+
+    def __init__(
+        self,
+        bounds: PeerBounds,
+        room: Room,
+        *,
+        admitted: bool = True,
+        as_dealer: bool = False,
+        memory: Callable[[int], memoryview] = _memory,
+    ) -> None:
         self._bounds = bounds
         self._room = room
         self._admitted = admitted
         self.state = PeerState.GREETING
         self.identity = b""
         """The routing identity that the peer asked for."""
+        self._as_dealer = as_dealer
+        self._memory = memory
         self.out: list[bytes] = [zmtp.GREETING]
         """What the owner has to send, besides its own messages."""
         self.messages: list[PeerMessage] = []
@@ -192,6 +210,8 @@ class PeerStream:
             self._partial = bytearray()
             if self._admitted:
                 self._step(PeerEvent.GREETED)
+                if self._as_dealer:
+                    self.out.append(zmtp.ready(b"DEALER"))
             else:
                 self.out.append(zmtp.refusal())
                 self._step(PeerEvent.REFUSED)
@@ -199,9 +219,11 @@ class PeerStream:
 
     def _shake_hands(self, body: bytes) -> None:
         kind, self.identity = zmtp.parse_ready(body)
-        if kind not in _PEERS or len(self.identity) > IDENTITY_BYTES_MAX:
-            raise PeerFault("a ROUTER does not talk to that type of socket")
-        self.out.append(zmtp.ready(b"ROUTER"))
+        peers = _SERVERS if self._as_dealer else _PEERS
+        if kind not in peers or len(self.identity) > IDENTITY_BYTES_MAX:
+            raise PeerFault("sockets of these two types do not talk to each other")
+        if not self._as_dealer:
+            self.out.append(zmtp.ready(b"ROUTER"))
         self._step(PeerEvent.READY)
 
     # --- frames
@@ -240,8 +262,7 @@ class PeerStream:
             self._skipping = True
             self._skip_bytes = head.body_bytes
         else:
-            # Not zeroed, so that a large body takes memory as its bytes come and not when it is announced.
-            self._body = np.empty(head.body_bytes, np.uint8).data
+            self._body = self._memory(head.body_bytes)
             self._body_bytes = 0
         if not head.body_bytes:
             self._end_body()

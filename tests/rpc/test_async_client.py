@@ -13,6 +13,7 @@ from zmq.utils.garbage import gc as zero_copy
 
 from tests.rpc.harness import HANG_S, LEASE, DictService, serving, wait_until
 from tests.rpc.test_client import LASTING, PATIENT, QUICK, FakeGateway, unused_endpoint
+from xkv_rpc.async_wire import AsyncWire, served
 from xkv_rpc.client import AsyncClient
 from xkv_rpc.errors import (
     BadReplyError,
@@ -160,6 +161,32 @@ def test_the_circuit_closes_when_the_gateway_is_back(run: Any, tmp_path: Path) -
     run(work())
 
 
+def test_a_gateway_that_comes_while_a_call_waits_for_a_connection_answers_it(
+    run: Any, tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/c.sock"
+
+    async def work() -> None:
+        async with AsyncClient(endpoint, PATIENT) as client:
+            call = asyncio.ensure_future(client.ping())
+            async with asyncio.timeout(HANG_S):
+                while True:
+                    await asyncio.sleep(0.001)
+                    if isinstance(client._dealer, AsyncWire) and client._dealer._retry is not None:
+                        break
+            with serving(DictService(), endpoints=[endpoint]):
+                await call
+
+    run(work())
+
+
+def test_names_are_looked_up_beside_the_loop() -> None:
+    assert served("tcp://127.0.0.1:1")
+    assert served("tcp://[::1]:1")
+    assert served("ipc:///run/x.sock")
+    assert not served("tcp://localhost:1")
+
+
 def test_what_a_gateway_said_last_is_heard_though_the_connection_ended_before_anybody_looked(
     run: Any,
 ) -> None:
@@ -168,14 +195,14 @@ def test_what_a_gateway_said_last_is_heard_though_the_connection_ended_before_an
             calls = [asyncio.ensure_future(client.delete("", b"", [b"k"])) for _ in range(9)]
             taken = [await asyncio.to_thread(gateway.take) for _ in calls]
             # From here on the loop stands still until the end of the connection has arrived behind the replies.
-            assert client._dealer is not None
-            client._dealer.events()
+            assert isinstance(client._dealer, AsyncWire)
+            ended = select.poll()
+            ended.register(client._dealer._sock, select.POLLRDHUP)
             for number, (peer, request) in enumerate(taken[:8]):  # the last one is never answered
                 gateway.answer(peer, id=request["id"], deleted=number)
             gateway.socket.close(20_000)
             gateway.context.term()
-            readable, _, _ = select.select([client._dealer.filenos()[1]], [], [], HANG_S)
-            assert readable
+            assert ended.poll(HANG_S * 1000)
             assert await asyncio.gather(*calls[:8]) == list(range(8))
             with pytest.raises(ConnectionLostError):
                 await calls[8]
