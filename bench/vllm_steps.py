@@ -78,7 +78,7 @@ async def _added(folder: Path, model: Path, rounds: int, **settings: int) -> dic
             for number in range(-1, rounds):
                 for on in (True, False) if number % 2 else (False, True):
                     await one.plug(on=on)
-                    taken = await _batch(one, 2 * number + on)
+                    taken = await _batch(one, 2 * (number + 1) + on)
                     if number >= 0:  # the first warms up
                         rounds_of[on].append(taken)
     return _compared(rounds_of[True], rounds_of[False])
