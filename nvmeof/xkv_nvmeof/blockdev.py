@@ -33,8 +33,8 @@ class DeviceState(Enum):
 class Geometry:
     """What the namespace is, as told by the controller. Changes only with a new association or an async event.
 
-    It may grow beyond what it was when the device was opened; nothing of what was there moves. Smaller than then, or with other
-    blocks, it is not usable: the device is OFFLINE until it is as large again.
+    It may grow or shrink while the device is open; nothing of what is left moves, and what lies beyond the end cannot be reached. With
+    other blocks it is not usable: the device is OFFLINE until it has those of before.
     """
 
     block_bytes: int
@@ -266,7 +266,7 @@ class BlockDevice(Protocol):
         ...
 
     def add_geometry_listener(self, listener: Callable[[Geometry, Geometry], None]) -> None:
-        """Call `listener(before, now)` from the loop when the namespace is usable and not what it was: grown, or shrunk again."""
+        """Call `listener(before, now)` from the loop when the namespace is not what it was: grown, or shrunk."""
         ...
 
     async def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:

@@ -45,7 +45,7 @@ class NamespaceUnusable(ConnectFailed):
 
 
 class NamespaceShrunk(NamespaceUnusable):
-    """The namespace is smaller than when the device was opened, or has other blocks."""
+    """The namespace has other blocks than when the device was opened."""
 
 
 class DeviceBusy(DeviceError):  # noqa: N818

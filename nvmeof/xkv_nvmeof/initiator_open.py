@@ -127,20 +127,16 @@ def check_identity(expected: DeviceIdentity, found: DeviceIdentity) -> None:
 
 
 def check_namespace(opened: NamespaceView, found: NamespaceView) -> None:
-    """Compare the namespace with what it was when the device was opened: it may have grown, and nothing else.
+    """Compare the namespace with what it was when the device was opened: it may have another size, and nothing else.
 
     Raises:
         IdentityChanged: it is another one.
-        NamespaceShrunk: it is smaller, or has other blocks.
+        NamespaceShrunk: it has other blocks.
     """
     check_identity(opened.identity, found.identity)
     before, now = opened.geometry, found.geometry
     if now.block_bytes != before.block_bytes:
         raise NamespaceShrunk(f"blocks of {now.block_bytes} bytes, {before.block_bytes} when it was opened")
-    if now.block_count < before.block_count:
-        raise NamespaceShrunk(
-            f"it shrank to {now.size_bytes} bytes, from {before.size_bytes} when it was opened"
-        )
 
 
 async def _read_keep_alive(association: Association) -> None:

@@ -80,6 +80,7 @@ class SimDevice:
         self._state = DeviceState.ONLINE
         self.counters = DeviceCounters()
         self._listeners: list[Callable[[DeviceState, str], None]] = []
+        self._geometry_listeners: list[Callable[[Geometry, Geometry], None]] = []
         self._in_flight: dict[asyncio.Future[None], Written | None] = {}
         self._numbers: dict[int, int] = {}
         """Number on the medium of each write in flight, by its identity."""
@@ -119,7 +120,8 @@ class SimDevice:
     def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
         self._listeners.append(listener)
 
-    def add_geometry_listener(self, listener: object) -> None: ...
+    def add_geometry_listener(self, listener: Callable[[Geometry, Geometry], None]) -> None:
+        self._geometry_listeners.append(listener)
 
     # --- the contract: commands -----------------------------------------------------------------------------
 
@@ -204,6 +206,13 @@ class SimDevice:
                 future.set_exception(OutcomeUnknown("the connection broke", settles_at_ns=settles_at_ns))
         self._set_state(DeviceState.OFFLINE, "the connection broke")
         self._back_online = self._loop.call_later(offline_ns / 1e9, self._reconnect)
+
+    def resize(self, size_bytes: int) -> None:
+        """The namespace has another size from now on; what was beyond that is gone for good."""
+        before = self.geometry
+        self.medium.resize(size_bytes)
+        for listener in self._geometry_listeners:
+            listener(before, self.geometry)
 
     def lose_power_of_target(self, image: Image, offline_ns: int) -> None:
         """The target loses its power, and is back after `offline_ns` with `image`, one of the survivors. This host lives on."""

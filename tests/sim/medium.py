@@ -124,6 +124,13 @@ class Medium:
             if not versions:
                 del self.cache[sector]
 
+    def resize(self, size_bytes: int) -> None:
+        """Become larger, or smaller: then what is beyond the end is lost."""
+        self.size_bytes = size_bytes
+        end = size_bytes // SECTOR_BYTES
+        self.durable = {sector: data for sector, data in self.durable.items() if sector < end}
+        self.cache = {sector: versions for sector, versions in self.cache.items() if sector < end}
+
     def _keep(self, sector: int, data: bytes) -> None:
         if data == ZEROES:
             self.durable.pop(sector, None)

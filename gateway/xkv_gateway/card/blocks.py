@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from xkv_nvmeof.blockdev import (
     CommandFailed,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from xkv_nvmeof.blockdev import BlockDevice
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 REFUSALS_MAX: Final = 3
 """So often a controller may refuse a write of ours before the card counts as failed."""
@@ -72,6 +73,10 @@ class CardBlocks:
         """
         self._guard, self._trusted, self._suspect = verify, self._connections, suspect
 
+    def unguard(self) -> None:
+        """There is no owner to be kept from writing: a run begins anew."""
+        self._guard = self._suspect = None
+
     async def writable(self) -> None:
         """Return once the card can be reached and may be written to. Raises CardLost, by the guard."""
         await self._online.wait()
@@ -80,6 +85,16 @@ class CardBlocks:
             await self._guard()
             self._trusted = connection
             await self._online.wait()
+
+    async def patiently(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """Read again and again while the card is away."""
+        while True:
+            await self.online()
+            try:
+                return await read()
+            except DeviceError as error:
+                log.debug("reading again: %s", error)
+            await asyncio.sleep(RETRY_DELAY_S)
 
     async def read(self, offset_bytes: int, length_bytes: int) -> memoryview:
         """Return the bytes.

@@ -9,7 +9,7 @@ checkpoint of a full card always fits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from xkv_gateway.card.format_errors import BadField, CardTooSmall
@@ -87,6 +87,11 @@ class Layout:
     ledger_a: Region
     ledger_b: Region
     data: Region
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of all units."""
+        return self.capacity_au * self.au_bytes
 
     @property
     def superblock_offsets(self) -> tuple[int, int]:
@@ -195,6 +200,28 @@ def plan(size_bytes: int, block_bytes: int, au_bytes: int, max_objects: int | No
     layout = Layout(size_bytes, block_bytes, au_bytes, max_objects, capacity_au, *regions)
     check(layout)
     return layout
+
+
+def shrunk(layout: Layout, size_bytes: int) -> Layout:
+    """Return what is left of a layout on a namespace that has become smaller: only the data area ends sooner.
+
+    Raises:
+        CardTooSmall: not even all regions are left, and some units.
+    """
+    data, au_bytes = layout.data, layout.au_bytes
+    end = superblock_1_offset(size_bytes) + BLOCK_BYTES - TAIL_BYTES
+    capacity_au = min(layout.capacity_au, max(0, end - data.offset_bytes) // au_bytes)
+    if capacity_au < CAPACITY_AU_MIN:
+        least = data.offset_bytes + CAPACITY_AU_MIN * au_bytes + TAIL_BYTES
+        raise CardTooSmall("layout", "size_bytes", f"{size_bytes} bytes; it needs about {least}")
+    left = replace(
+        layout,
+        size_bytes=size_bytes,
+        capacity_au=capacity_au,
+        data=Region(data.offset_bytes, capacity_au * au_bytes),
+    )
+    check(left)
+    return left
 
 
 def check(layout: Layout) -> None:

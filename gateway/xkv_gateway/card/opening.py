@@ -268,7 +268,8 @@ _ADVICE = {
     " --force`.",
     "wrong_namespace": "It is a copy, or another card answers under this name. To use it as it is: `xkv-gateway card"
     " adopt URL`.",
-    "geometry_changed": "Restore its size; or format it anew: `xkv-gateway card format URL --force`.",
+    "geometry_changed": "Restore its size. Where it has become smaller, what is left can be used: `xkv-gateway card adopt URL`."
+    " Or format it anew: `xkv-gateway card format URL --force`.",
     "card_too_small": "Use a larger card, a smaller card.au or a smaller card.max_objects.",
 }
 

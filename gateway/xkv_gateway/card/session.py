@@ -3,7 +3,7 @@
     RECOVERING  lookups and loads are served; the run before may still write, so nothing is written
       |         settled: superblocks and the journal's tail read again, superblocks and run start written
     OWNED       everything is served
-      |
+      |         (the namespace has shrunk: RECOVERING once more, for what is left)
     CLOSED      checkpoint, clean superblock
 
 `CardLost` may end it at any time: another run has the card, or somebody destroyed it.
@@ -13,27 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.card import heartbeat, ownership
-from xkv_gateway.card.blocks import RETRY_DELAY_S, CardFailed
+from xkv_gateway.card.blocks import CardFailed
 from xkv_gateway.card.checkpointer import Checkpointer
 from xkv_gateway.card.fence import CHECK_AGE_MAX_NS, CardLost, Fence
 from xkv_gateway.card.format_errors import NoRoom
-from xkv_gateway.card.journal_scan import End, Need, Scanner
 from xkv_gateway.card.keeping import Keeper
+from xkv_gateway.card.racing import until_one_ends
 from xkv_gateway.card.recovery import Recoverer, made_of
+from xkv_gateway.card.shrinking import Shrinking
 from xkv_gateway.card.structure import BLOCK_BYTES
 from xkv_gateway.card.superblock import Chosen
+from xkv_gateway.card.tail import tail_moved
 from xkv_gateway.card.writer import JournalWriter
 from xkv_gateway.core.engine import Engine
-from xkv_nvmeof.blockdev import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from xkv_gateway.card.blocks import CardBlocks
     from xkv_gateway.card.heartbeat import Heartbeat
     from xkv_gateway.card.opening import OpenOptions
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from xkv_nvmeof.blockdev import BlockDevice
 
 log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 CHECKPOINTS: Final = 2
 """A and B."""
@@ -112,6 +111,8 @@ class CardSession:
         self._owner_may_live = owner_may_live
         self._store: CardStore | None = None
         self._owned = asyncio.Event()
+        self._shrinking = Shrinking(device)
+        self._smaller = False
         # Only the newest copy is certainly whole before this run has written both.
         self._fence = self._new_fence(copy=1 - first_copy, beating=False)
         self.engine = self._new_engine()
@@ -200,12 +201,28 @@ class CardSession:
             raise
 
     async def _run(self, store: CardStore) -> None:
-        await self._until(self._settle(store), self._fence.run())
+        await until_one_ends(self._settle(store), self._fence.run())
+        while True:
+            await self._make_fit(store)
+            await self._serve(store)
+
+    async def _make_fit(self, store: CardStore) -> None:
+        """Where the namespace has become smaller than the card was: go on with what is left."""
+        left = self._shrinking.left_of(self.superblock.layout)
+        if left is None:
+            return
+        self.superblock = replace(self.superblock, layout=left)
+        self._first_copy, self.taken, self._owner_may_live, self._smaller = 1, False, False, True
+        self._blocks.unguard()
+        await self._read_again(store)
+
+    async def _serve(self, store: CardStore) -> None:
+        """Keep the card until the namespace becomes smaller."""
         await self._claim()
         self._fence = self._new_fence(copy=0, beating=False)
         await self._fence.verify()
         self._blocks.guard(self._verify, self.conflicted)
-        await self._until(self._take(), self._fence.run())
+        await until_one_ends(self._take(), self._fence.run())
         journal, checkpointer = self.journal, self.checkpointer
         assert journal is not None
         assert checkpointer is not None
@@ -222,25 +239,24 @@ class CardSession:
             checkpointer,
             self._options.clock,
         )
+        if self._smaller:
+            checkpointer.want()  # so that no other run has to drop what is gone
         store.start_journal(journal)
         self._owned.set()
         log.info("the card is ours: epoch %d", self.superblock.stamp.epoch)
-        await self._until(
-            journal.run(), self._fence.run(), checkpointer.run(), self._relieve(store), self.keeper.run()
+        await until_one_ends(
+            journal.run(),
+            self._fence.run(),
+            checkpointer.run(),
+            self._relieve(store),
+            self.keeper.run(),
+            self._retreat(store),
         )
 
-    @staticmethod
-    async def _until(*works: object) -> None:
-        """Run until one of them ends, then end the others; raise what it raised."""
-        tasks = [asyncio.ensure_future(work) for work in works]  # type: ignore[call-overload]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def _retreat(self, store: CardStore) -> None:
+        assert self.journal is not None
+        await self._shrinking.retreat(store, self.journal, self.superblock.layout)
+        self.phase = Phase.RECOVERING
 
     async def _relieve(self, store: CardStore) -> None:
         """After each group of records: a checkpoint if it is time; wake stores that wait for the journal."""
@@ -258,31 +274,24 @@ class CardSession:
             return
         delay_s = max(0, self.settled_at_ns - self._options.clock()) / 1e9
         log.info("writes begin in %.1f s, when the run before certainly cannot write any more", delay_s)
-        before = await self._patiently(self._heartbeat)
+        before = await self._blocks.patiently(self._heartbeat)
         await asyncio.sleep(delay_s)
-        if heartbeat.moved(before, await self._patiently(self._heartbeat)):
+        if heartbeat.moved(before, await self._blocks.patiently(self._heartbeat)):
             raise CardLost(f"its owner lives after all: {self.superblock.owner or 'unknown'}")
-        await self._patiently(self._require_unchanged)
-        if await self._patiently(self._tail_moved):
+        await self._blocks.patiently(self._require_unchanged)
+        if await self._blocks.patiently(self._tail_moved):
             log.warning("records of the run before came late: the index is read again")
-            async with store.suspended():
-                limits = self._options.limits_of(self.superblock.layout)
-                recoverer = Recoverer(self._blocks, self.superblock, limits, self._options.clock)
-                self.recovery = await self._patiently(partial(recoverer.run, search=True))
-                engine = await made_of(self.recovery, self._new_engine)
-                # They may have been changed since the start.
-                engine.set_rules(self.engine.rules, self.engine.budget.bytes_per_day)
-                self.engine = store.engine = engine
+            await self._read_again(store)
 
-    async def _patiently(self, read: Callable[[], Awaitable[_T]]) -> _T:
-        """Read again and again while the card is away."""
-        while True:
-            await self._blocks.online()
-            try:
-                return await read()
-            except DeviceError as error:
-                log.debug("reading again: %s", error)
-            await asyncio.sleep(RETRY_DELAY_S)
+    async def _read_again(self, store: CardStore) -> None:
+        async with store.suspended():
+            limits = self._options.limits_of(self.superblock.layout)
+            recoverer = Recoverer(self._blocks, self.superblock, limits, self._options.clock)
+            self.recovery = await self._blocks.patiently(partial(recoverer.run, search=True))
+            engine = await made_of(self.recovery, self._new_engine)
+            # They may have been changed since the start.
+            engine.set_rules(self.engine.rules, self.engine.budget.bytes_per_day)
+            self.engine = store.engine = engine
 
     async def _heartbeat(self) -> Heartbeat | None:
         return await ownership.read_heartbeat(self._blocks, self.superblock.stamp.card_uuid)
@@ -293,19 +302,13 @@ class CardSession:
             raise CardLost("another gateway opened the card at the same time")
 
     async def _tail_moved(self) -> bool:
-        region, point = self.superblock.layout.journal, self.recovery.point
-        scanner = Scanner(region.length_bytes, self.superblock.stamp.card_uuid, point, search=False)
-        while isinstance(event := scanner.next_event(), Need):
-            scanner.feed(
-                await self._blocks.read(region.offset_bytes + event.offset_bytes, event.length_bytes)
-            )
-        return not isinstance(event, End) or event.point != point
+        return await tail_moved(self._blocks, self.superblock, self.recovery.point)
 
     async def _claim(self) -> None:
         """Write the superblocks (O5, O6)."""
         options, recovery = self._options, self.recovery
         if not self.taken:
-            await self._patiently(self._require_unchanged)
+            await self._blocks.patiently(self._require_unchanged)
             epoch = 1 + max(self.superblock.stamp.epoch, recovery.epoch_max)
             self.superblock = ownership.owned(
                 self.superblock,
@@ -323,7 +326,7 @@ class CardSession:
         if self._owner_may_live:
             # It may have come back a moment ago, have looked before these were written, and write yet until it looks again.
             await asyncio.sleep(CHECK_AGE_MAX_NS / 1e9)
-        if recovery.epoch_max > self.superblock.stamp.epoch or await self._patiently(self._tail_moved):
+        if recovery.epoch_max > self.superblock.stamp.epoch or await self._blocks.patiently(self._tail_moved):
             # From both superblocks on nobody else acknowledges anything: what came until then must be read, not written over.
             raise CardLost("another gateway wrote to the card while this one opened it")
         layout, stamp = self.superblock.layout, self.superblock.stamp

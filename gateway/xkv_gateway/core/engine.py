@@ -231,6 +231,14 @@ class Engine:
         self._now_ns = self._reads.settle(now_ns)
         return self.wiping.wipe(namespace, scope, erase=erase)
 
+    def forget_beyond(self, capacity_au: int, now_ns: int) -> int:
+        """Remove the live objects that have units from this one on: their bytes are gone. Returns how many."""
+        self._now_ns = self._reads.settle(now_ns)
+        slots = self._state.slots.reaching(capacity_au)
+        slots = slots[self._state.slots.state[slots] == LIVE]
+        self._removal.doom(slots, DeleteCause.CORRUPT)
+        return len(slots)
+
     def set_rules(self, rules: EvictionRules, written_bytes_per_day: int) -> None:
         """From now on these rules of eviction and this budget hold; what they take away goes in the next cycles."""
         self._state.rules = rules

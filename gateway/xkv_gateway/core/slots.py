@@ -96,6 +96,14 @@ class SlotTable:
         self._freed[: len(absent)] = absent[::-1]
         self._freed_count = len(absent)
 
+    def reaching(self, unit: int) -> Slots:
+        """Slots in use that have units from this one on."""
+        ends = self.start_au.astype(np.int64) + self.count_au
+        reaches = (self.state != ABSENT) & (self.count_au > 0) & (ends > unit)
+        for slot, others in self.others.items():
+            reaches[slot] |= any(extent.start_au + extent.count_au > unit for extent in others)
+        return np.flatnonzero(reaches)
+
     def units(self, slots: Slots) -> I64:
         """Units that each object occupies."""
         if len(slots) == 1:

@@ -12,7 +12,7 @@ from xkv_gateway.card.blocks import CardBlocks, CardFailed
 from xkv_gateway.card.check import Checker
 from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.format_errors import FormatError
-from xkv_gateway.card.layout import plan
+from xkv_gateway.card.layout import plan, shrunk
 from xkv_gateway.card.opening import in_use, refusal_of
 from xkv_gateway.card.readonly import ReadOnly
 from xkv_gateway.card.reservation import reserve
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from xkv_gateway.card.check import Progress
     from xkv_gateway.card.fsck import Report
+    from xkv_gateway.card.layout import Layout
     from xkv_gateway.card.opening import FormatWish
     from xkv_gateway.card.sight import Sight
     from xkv_gateway.card.superblock import Superblock
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from xkv_gateway.target.attach import AttachedCard
     from xkv_nvmeof.blockdev import BlockDevice, DeviceIdentity
 
+ADOPTABLE: Final = frozenset({"wrong_namespace", "geometry_changed"})
+"""What is wrong with a card that can be adopted: it is on another namespace, or that has shrunk."""
 WRITE_TIMEOUT_S: Final = 60.0
 """For the few writes of a format or an adoption; a card that is away meanwhile is waited for so long."""
 
@@ -295,8 +298,9 @@ def adoptable(door: Door, seen: Look) -> bool:
         raise CardUnavailableError(
             f"there is nothing to adopt: {_nothing(sight)}", advice="See `xkv-gateway card info`."
         )
-    if sight.error is not None and sight.error.code != "wrong_namespace":
+    if sight.error is not None and sight.error.code not in ADOPTABLE:
         raise refusal_of(sight.error)
+    _layout_of(sight)
     if seen.lives:
         raise CardUnavailableError(
             str(in_use(superblock)),
@@ -310,6 +314,22 @@ def _nothing(sight: Sight) -> str:
     if sight.kind is Kind.BLANK:
         return "the card is blank"
     return ", ".join(sight.marks) if sight.marks else str(sight.error)
+
+
+def _layout_of(sight: Sight) -> Layout:
+    """Return the layout of the card on its present namespace: where that has shrunk, what is left of it.
+
+    Raises:
+        CardUnavailableError: too little is left, or it has other blocks.
+    """
+    assert sight.superblock is not None
+    layout, facts = sight.superblock.layout, sight.facts
+    if facts.block_bytes != layout.block_bytes and sight.error is not None:
+        raise refusal_of(sight.error)
+    try:
+        return layout if facts.size_bytes >= layout.size_bytes else shrunk(layout, facts.size_bytes)
+    except FormatError as error:
+        raise refusal_of(error) from error
 
 
 async def adopt(door: Door, seen: Superblock) -> Superblock:
@@ -336,6 +356,7 @@ async def adopt(door: Door, seen: Superblock) -> Superblock:
                 await _owned(door, attached, blocks, seen, run),
                 nguid=facts.nguid,
                 namespace_uuid=facts.uuid,
+                layout=_layout_of(sight),
                 # Nothing was written but this: what was complete is complete.
                 clean=sight.clean,
             )

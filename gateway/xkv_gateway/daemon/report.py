@@ -61,7 +61,6 @@ class Reporter:
         self._server = server
         self._session = session
         layout = session.superblock.layout
-        self._capacity_bytes = layout.capacity_au * layout.au_bytes
         self._au_bytes = layout.au_bytes
         self._objects_max = layout.max_objects
         self._limits = limits
@@ -87,7 +86,6 @@ class Reporter:
 
     @staticmethod
     def _on_geometry(before: Geometry, now: Geometry) -> None:
-        """A namespace that shrank below what it was is offline: its state says so."""
         log.warning(
             "the namespace of the card has %d bytes now, %d before; what it grew by is used after a new format",
             now.size_bytes,
@@ -103,7 +101,7 @@ class Reporter:
                 uuid=str(uuid.UUID(bytes=self._session.superblock.stamp.card_uuid)),
                 state=self._card_state(),
                 block_bytes=device.geometry.block_bytes,
-                capacity_bytes=self._capacity_bytes,
+                capacity_bytes=self._session.superblock.layout.capacity_bytes,
             ),
             limits=self._limits,
             features=["region"],
@@ -244,7 +242,7 @@ class Reporter:
     def _usage(self) -> UsageStatus:
         usage, au_bytes = self._store.engine.usage(), self._au_bytes
         return UsageStatus(
-            capacity_bytes=self._capacity_bytes,
+            capacity_bytes=self._session.superblock.layout.capacity_bytes,
             free_bytes=usage.free_au * au_bytes,
             reserved_bytes=usage.reserved_au * au_bytes,
             live_bytes=usage.live_au * au_bytes,

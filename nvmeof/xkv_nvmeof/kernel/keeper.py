@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.blockdev import DeviceCounters, DeviceState
-from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable
+from xkv_nvmeof.initiator_errors import ConnectFailed
 from xkv_nvmeof.initiator_open import check_identity
 from xkv_nvmeof.initiator_retry import Backoff, ReconnectLog
 from xkv_nvmeof.kernel import sysfs
@@ -83,8 +83,6 @@ class KernelKeeper:
         self._backoff = Backoff(options.reconnect_delay_min_ms, RECONNECT_DELAY_MAX_MS, entropy)
         self._log = ReconnectLog(log, clock)
         self._seen: Opened | None = None
-        self._least_bytes = 0
-        """What the namespace had when it was opened first: smaller, it is not usable."""
         self._watching: asyncio.Task[None] | None = None
         self._incarnation = 0
         self._ways: frozenset[tuple[str, str]] = frozenset()
@@ -129,7 +127,6 @@ class KernelKeeper:
             ConnectFailed: or a subclass; nothing is left connected.
         """
         opened = await self._way.open(None)
-        self._least_bytes = opened.geometry.size_bytes
         self._adopt(opened)
         self._watching = asyncio.create_task(self._watch(), name="kernel-card")
         self._watching.add_done_callback(_report_death)
@@ -189,9 +186,6 @@ class KernelKeeper:
             use.give_up()
             self._set_state(DeviceState.OFFLINE, "another namespace is there now, or none")
             return
-        if queue.size_bytes < self._least_bytes:
-            self._set_state(DeviceState.OFFLINE, self._shrunk(queue.size_bytes))
-            return
         if opened.geometry.size_bytes != queue.size_bytes:
             before, opened.geometry = opened.geometry, geometry_of(queue)
             self._tell_geometry(before, opened.geometry)
@@ -199,9 +193,6 @@ class KernelKeeper:
             self.counters.reconnects += 1
             self._log.success()
         self._set_state(DeviceState.ONLINE, "connected")
-
-    def _shrunk(self, size_bytes: int) -> str:
-        return f"the namespace has shrunk: {size_bytes} bytes, {self._least_bytes} before"
 
     def _is_the_same(self, opened: Opened, queue: sysfs.Queue) -> bool:
         identity = opened.identity
@@ -216,8 +207,6 @@ class KernelKeeper:
                 opened = await self._way.open(self.opened.identity)
                 try:
                     check_identity(self.opened.identity, opened.identity)
-                    if opened.geometry.size_bytes < self._least_bytes:
-                        raise NamespaceUnusable(self._shrunk(opened.geometry.size_bytes))
                 except ConnectFailed:
                     opened.file.close()
                     await self._way.leave()
