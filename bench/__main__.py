@@ -28,6 +28,8 @@ PARTS: Final = {
     "frontend": "bench.frontend",
     "recovery": "bench.recovery",
     "tenants": "bench.tenants",
+    "tenants_stack": "bench.tenants_stack",
+    "tenants_live": "bench.tenants_live",
     "isolation": "bench.isolation",
     "scrape": "bench.scrape",
     "connector": "bench.connector",

@@ -6,12 +6,13 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from bench.harness import accepts, child, free_port, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from bench.harness import Child
@@ -30,25 +31,32 @@ class RunningGateway:
 
 @contextmanager
 def running_gateway(
-    folder: Path, card_url: str, *, cores: set[int] | None = None, ready_seconds: float = READY_SECONDS
+    folder: Path,
+    card_url: str,
+    *,
+    cores: set[int] | None = None,
+    ready_seconds: float = READY_SECONDS,
+    options: Sequence[str] = (),
+    module: str = "xkv_gateway",
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[RunningGateway]:
-    """Start `xkv-gateway serve` on the card `card_url` and end it afterwards."""
+    """Start `xkv-gateway serve` on the card `card_url`, with these `options`, and end it afterwards."""
     port, admin_port = free_port(), free_port()
     state_dir = folder / "state"
     command = [
         sys.executable,
         "-m",
-        "xkv_gateway",
+        module,
         "serve",
         "--card",
         card_url,
         "--state-dir",
         str(state_dir),
     ]
-    command += ["--port", str(port), "--admin-port", str(admin_port)]
+    command += ["--port", str(port), "--admin-port", str(admin_port), *options]
     # Settings of the person who runs the bench would make its figures somebody else's.
     env = {name: value for name, value in os.environ.items() if not name.startswith("XKV_")}
-    with child("gateway", command, folder, cores=cores, env=env) as process:
+    with child("gateway", command, folder, cores=cores, env={**env, **variables}) as process:
         wait_until(
             lambda: accepts(port) and b"In another terminal" in process.log.read_bytes(),
             "serving",

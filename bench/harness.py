@@ -172,6 +172,18 @@ class CpuClock:
         return ticks / os.sysconf("SC_CLK_TCK")
 
 
+class ProcessClock:
+    """As `CpuClock`, to the nanosecond, for a process and those that it has started by now."""
+
+    def __init__(self, pid: int) -> None:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        # What clock_getcpuclockid(3) answers on Linux.
+        self._clocks = [(~each << 3) | 2 for each in (pid, *map(int, children))]
+
+    def seconds(self) -> float:
+        return sum(time.clock_gettime_ns(clock) for clock in self._clocks) / 1e9
+
+
 @contextmanager
 def child(
     name: str,

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import time
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +37,7 @@ from xkv_nvmeof.initiator import TcpInitiator
 from xkv_nvmeof.initiator_options import InitiatorOptions, TargetAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from bench.softcard import SoftCard
     from xkv_gateway.card.session import CardSession
@@ -98,14 +99,37 @@ def _memory_mb(pid: int) -> dict[str, float]:
 
 
 def _build(folder: Path, objects: int) -> dict[str, Any]:
-    checkpoints = 2 * checkpoint_bytes(2 * objects, 2 * objects, 4 * MIB)
-    size_bytes = (objects + CAPACITY_AU_MIN) * AU_BYTES * 9 // 8 + checkpoints + 1024 * MIB
-    size_bytes -= size_bytes % AU_BYTES
-    with running_softcard(folder, "recovery", size_bytes) as card:
+    with running_softcard(folder, "recovery", card_bytes(objects)) as card:
         return uvloop.run(_fill(card, objects))
 
 
+def card_bytes(objects: int) -> int:
+    """The size of a card for so many objects of one unit, and an eighth more."""
+    checkpoints = 2 * checkpoint_bytes(2 * objects, 2 * objects, 4 * MIB)
+    size_bytes = (objects + CAPACITY_AU_MIN) * AU_BYTES * 9 // 8 + checkpoints + 1024 * MIB
+    return size_bytes - size_bytes % AU_BYTES
+
+
 async def _fill(card: SoftCard, objects: int) -> dict[str, Any]:
+    async with new_card(card, objects, lambda engine: _store_all(engine, objects)) as (session, store, run):
+        assert session.checkpointer is not None
+        assert session.journal is not None
+        session.checkpointer.look = lambda **_: None  # type: ignore[method-assign] # no more checkpoints: the journal is to be full
+        filled = asyncio.create_task(_fill_journal(session, store, objects))
+        await asyncio.wait((run, filled), return_when=asyncio.FIRST_COMPLETED)
+        (run if run.done() else filled).result()
+        # Not closed in order: the next start has all of the journal to read.
+        return {
+            "checkpoint_mb": session.checkpointer.last_bytes / 1e6,
+            "journal_batches": session.journal.batches,
+        }
+
+
+@asynccontextmanager
+async def new_card(
+    card: SoftCard, objects: int, fill: Callable[[Engine], None]
+) -> AsyncIterator[tuple[CardSession, CardStore, asyncio.Task[None]]]:
+    """Format a card for so many objects, and an eighth more; what `fill` stores is in its first checkpoint. It is owned until the end."""
     options = InitiatorOptions(host_nqn=HOST_NQN, host_id=HOST_ID)
     address = TargetAddress(card.host, card.port, card.nqn, card.nsid)
     device = await TcpInitiator.connect(address, options, clock=monotonic_ns, entropy=entropy)
@@ -120,7 +144,8 @@ async def _fill(card: SoftCard, objects: int) -> dict[str, Any]:
         wall_ns=wall_ns(),
         entropy=entropy,
     )
-    config = load_config(file=None, environment={}, flags={}).config
+    # Nothing may be evicted while the card is made.
+    config = load_config(file=None, environment={"XKV_EVICTION__POLICY": "noop"}, flags={}).config
     session = await open_card(
         device,
         blocks,
@@ -133,7 +158,7 @@ async def _fill(card: SoftCard, objects: int) -> dict[str, Any]:
             exclusive=True,
         ),
     )
-    _store_all(session.engine, objects)
+    fill(session.engine)
     layout = session.superblock.layout
     area = DataArea(layout.data.offset_bytes, AU_BYTES, layout.block_bytes)
     store = CardStore(session.engine, device, area, None, monotonic_ns, session)
@@ -143,22 +168,12 @@ async def _fill(card: SoftCard, objects: int) -> dict[str, Any]:
     if run.done():
         run.result()
     assert session.checkpointer is not None
-    assert session.journal is not None
     await session.checkpointer.write()
-    session.checkpointer.look = lambda **_: None  # type: ignore[method-assign] # no more checkpoints: the journal is to be full
-    filled = asyncio.create_task(_fill_journal(session, store, objects))
-    await asyncio.wait((run, filled), return_when=asyncio.FIRST_COMPLETED)
-    (run if run.done() else filled).result()
-    result = {
-        "checkpoint_mb": session.checkpointer.last_bytes / 1e6,
-        "journal_batches": session.journal.batches,
-    }
-    # Not closed in order: the next start has all of the journal to read.
+    yield session, store, run
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
     store.close()
     await device.aclose()
-    return result
 
 
 def _keys(first: int) -> list[bytes]:
@@ -168,21 +183,31 @@ def _keys(first: int) -> list[bytes]:
     return [raw[i * 32 : (i + 1) * 32] for i in range(BATCH)]
 
 
-def _put(engine: Engine, keys: list[bytes]) -> None:
-    outcome = engine.begin_store(BeginStore("bench", b"", keys, [AU_BYTES] * len(keys)), monotonic_ns())
+def _put(engine: Engine, keys: list[bytes], scope: bytes = b"") -> None:
+    outcome = engine.begin_store(BeginStore("bench", scope, keys, [AU_BYTES] * len(keys)), monotonic_ns())
     plans = [plan for plan in outcome.entries if isinstance(plan, WritePlan)]
     engine.commit_store(plans, [7] * len(plans), monotonic_ns())
 
 
 def _store_all(engine: Engine, objects: int) -> None:
-    """Fill the index as if the records had been durable long ago: the checkpoint says it all."""
-    log = engine._state.log  # noqa: SLF001
-    begin_lsn = engine.last_lsn
-    for first in range(0, objects, BATCH):
-        _put(engine, _keys(first)[: objects - first])
-        engine.take_records()
-        engine.persisted(engine.last_lsn, monotonic_ns())
+    with durable_long_ago(engine):
+        for first in range(0, objects, BATCH):
+            _put(engine, _keys(first)[: objects - first])
+            persist(engine)
+
+
+@contextmanager
+def durable_long_ago(engine: Engine) -> Iterator[None]:
+    """What is recorded inside is in no journal: the checkpoint says it all."""
+    log, begin_lsn = engine._state.log, engine.last_lsn  # noqa: SLF001
+    yield
     log.last_lsn = log.persisted_lsn = begin_lsn
+
+
+def persist(engine: Engine) -> None:
+    """Let what was recorded be durable, as a journal would."""
+    engine.take_records()
+    engine.persisted(engine.last_lsn, monotonic_ns())
 
 
 async def _fill_journal(session: CardSession, store: CardStore, objects: int) -> None:
