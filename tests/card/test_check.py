@@ -289,5 +289,5 @@ def test_findings_without_end_are_counted_beyond_a_bound() -> None:
 
 
 def test_the_page_for_operators_names_every_code() -> None:
-    page = (Path(fsck.__file__).parents[3] / "README.md").read_text()
+    page = (Path(fsck.__file__).parents[3] / "docs/card.md").read_text()
     assert not [code for code in (*CODES, *NOTES) if not re.search(rf"`{code}`", page)]

@@ -47,7 +47,7 @@ CODES: Final = {
     "payload_damaged": "the bytes of an object are not those that were stored",
     "payload_unreadable": "the bytes of an object cannot be read",
 }
-"""Code of a finding -> what it means. README.md lists them; a test compares the two."""
+"""Code of a finding -> what it means. docs/card.md lists them; a test compares the two."""
 
 NOTES: Final = {
     "unclean": "the last run did not end in order",
