@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 LINES_MIN: Final = 5
 HEAD_LINES: Final = 9
-NAME_WIDTH: Final = 20
 WIDE: Final = 120
 """Columns from which on everything has room."""
+COLUMNS_MAX: Final = 160
+NAME_WIDTH_MIN: Final = 8
 
 
 @click.command()
@@ -56,8 +57,8 @@ def top(interval: float, *, client: AdminClient, once: bool, as_json: bool) -> E
         else:
             console = Console(file=sys.stdout, highlight=False)
             # What is not a terminal has no width of its own.
-            width = console.width if console.is_terminal else max(console.width, WIDE)
-            console.print(_screen(seen, client.where, None, wide=width >= WIDE), width=width)
+            console.width = console.width if console.is_terminal else max(console.width, WIDE)
+            console.print(render(seen, client.where, None, columns=console.width))
         return ExitCode.OK if seen.card == "online" else ExitCode.DEGRADED
     console = Console(highlight=False)
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
@@ -66,8 +67,8 @@ def top(interval: float, *, client: AdminClient, once: bool, as_json: bool) -> E
                 time.sleep(interval)
                 now = _look(client)
                 room = max(LINES_MIN, console.size.height - HEAD_LINES)
-                screen = _screen(view(before, now), client.where, room, wide=console.width >= WIDE)
-                live.update(screen, refresh=True)
+                shown = render(view(before, now), client.where, room, columns=console.width)
+                live.update(shown, refresh=True)
                 before = now
         except KeyboardInterrupt:
             return ExitCode.OK
@@ -80,8 +81,9 @@ def _look(client: AdminClient) -> Look:
     return Look(monotonic_ns(), status, tenants, head["unnamed_objects"], head["unnamed_charged_bytes"])
 
 
-def _screen(seen: View, where: str, lines_max: int | None, *, wide: bool) -> RenderableType:
-    """Return the screen; at most `lines_max` tenants, those that hold most. Not `wide`: without limits and objects."""
+def render(seen: View, where: str, lines_max: int | None, *, columns: int) -> RenderableType:
+    """Return the screen; at most `lines_max` tenants, those that hold most. Below WIDE columns: without limits and objects."""
+    wide = columns >= WIDE
     style = "green" if seen.card == "online" else "bold red"
     reason = f" ({ascii_only(seen.reason)})" if seen.reason and seen.card != "online" else ""
     queues = ", ".join(f"{count} {name}" for name, count in seen.queues.items())
@@ -95,10 +97,11 @@ def _screen(seen: View, where: str, lines_max: int | None, *, wide: bool) -> Ren
         f"requests/s: {', '.join(f'{name} {rate:,.0f}' for name, rate in seen.requests.items() if rate) or 'none'}\n",
         f"in flight: {queues or 'nothing'}   journal {seen.journal_share:.0%}\n",
     )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("tenant", overflow="ellipsis", no_wrap=True, max_width=None if wide else NAME_WIDTH)
+    # What is short of room are names, never numbers.
+    table = Table(box=None, pad_edge=False, header_style="bold", width=min(columns, COLUMNS_MAX))
+    table.add_column("tenant", overflow="ellipsis", no_wrap=True, ratio=1, min_width=NAME_WIDTH_MIN)
     extra = ("limit", "objects") if wide else ()
-    for name in ("used", "", *extra, "keys/s", "hit rate", "stored", "evict/s", "refuse/s"):
+    for name in ("used", "", *extra, "keys/s", "hits", "stored", "evict/s", "refuse/s"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = seen.tenants if lines_max is None else seen.tenants[:lines_max]
     for line in shown:
