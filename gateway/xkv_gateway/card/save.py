@@ -130,8 +130,8 @@ class Save:
                 unsettled.clear()
                 return
             written = list(unsettled)
-            outcome = engine.commit_store(
-                [plans[index] for index in written], [sums[index] for index in written], self._store.clock()
+            outcome = await self._store.commits.add(
+                [plans[index] for index in written], [sums[index] for index in written]
             )
             unsettled.clear()
             self._written += [plans[index] for index in written]

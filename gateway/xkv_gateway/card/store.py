@@ -11,18 +11,28 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from xkv_gateway.card.commits import Commits
 from xkv_gateway.card.transfer import Transfer
 from xkv_gateway.card.turns import Turns
 from xkv_gateway.core.types import LookupMode, LookupOutcome
 from xkv_nvmeof.blockdev import DeviceState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from xkv_gateway.card.journal import Journal
     from xkv_gateway.card.runs import DataArea
     from xkv_gateway.core.engine import Engine
-    from xkv_gateway.core.types import BeginLoad, Delete, DeleteOutcome, LeaseId, Lookup, ReadPlan
+    from xkv_gateway.core.types import (
+        BeginLoad,
+        CommitOutcome,
+        Delete,
+        DeleteOutcome,
+        LeaseId,
+        Lookup,
+        ReadPlan,
+        WritePlan,
+    )
     from xkv_nvmeof.blockdev import BlockDevice
 
 POLL_NS = 100_000_000
@@ -98,6 +108,7 @@ class CardStore(Turns):
         super().__init__(engine, journal, clock)
         self.device = device
         self.transfer = Transfer(device, area)
+        self.commits = Commits(self._commit)
         self._ownership = ownership or Unguarded()
         self._suspended = False
         self._closed = False
@@ -183,6 +194,11 @@ class CardStore(Turns):
     def loads(self) -> int:
         """Loads under way: their objects are pinned."""
         return self._loads
+
+    def _commit(self, plans: Sequence[WritePlan], checksums: Sequence[int]) -> CommitOutcome:
+        outcome = self.engine.commit_store(plans, checksums, self.clock())
+        self._end_turn()  # at once: the journal waits for these records
+        return outcome
 
     # --- the run's part -------------------------------------------------------------------------------------
 
