@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.ports import held_port
 from xkv_nvmeof.kernel.nvmecli import parse_view
 from xkv_nvmeof.kernel.view import Peer, Wanted, namespace_of, path_of
 
@@ -32,15 +34,13 @@ GATEWAY: Final = (sys.executable, "-m", "xkv_gateway")
 @pytest.fixture
 def card(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A soft card of this machine; what it says of itself."""
-    command = (
-        sys.executable,
-        "-m",
-        "xkv_nvmeof.softcard",
-        "--memory",
-        "--size",
-        "256MiB",
-        "--exit-with-stdin",
-    )
+    with soft_card("--memory", "--size", "256MiB") as ready:
+        yield ready
+
+
+@contextlib.contextmanager
+def soft_card(*arguments: str) -> Iterator[dict[str, Any]]:
+    command = (sys.executable, "-m", "xkv_nvmeof.softcard", *arguments, "--exit-with-stdin")
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
@@ -188,3 +188,23 @@ def test_the_gateway_serves_a_card_that_linux_connects_and_disconnects_it_at_its
     assert code == 0, log
     assert "the card is clean" in log
     assert not json.loads(guest.must("nvme", "list-subsys", "-o", "json") or "[]"), log
+
+
+def test_a_target_that_comes_later_than_the_gateway_is_waited_for(guest: Guest, tmp_path: Path) -> None:
+    flags = ("--config", "/etc/xkv-gateway/gateway.toml", "--state-dir", "/var/lib/xkv-test")
+    with held_port() as port:
+        arguments = ("--file", str(tmp_path / "card.img"), "--listen", f"127.0.0.1:{port}")
+        with soft_card(*arguments, "--size", "256MiB") as card:
+            url = f"kernel+tcp://{HOST}:{port}/{card['nqn']}?nsid=1"
+            guest.put("/etc/xkv-gateway/gateway.toml", settings(card, url))
+            guest.must(*GATEWAY, "card", "format", url, *flags)
+        pid = guest.start(*GATEWAY, "serve", *flags, "--card-wait", "always", log="/tmp/late.log")
+        try:
+            guest.until("the wait", "grep -q 'the start waits for its card' /tmp/late.log")
+            with soft_card(*arguments):
+                guest.until("the gateway", "grep -q Ctrl-C /tmp/late.log")
+                assert status_of(guest)["card"]["state"] == "online"
+                code = guest.end(pid)
+        finally:
+            log = guest.sh("cat /tmp/late.log")
+    assert code == 0, log
