@@ -157,6 +157,8 @@ async def test_the_admin_port_asks_for_tokens_and_listens_elsewhere_with_them(ho
         XKV_ADMIN__METRICS__PORT="0",
     ) as gateway:
         base = "http://127.0.0.1:" + gateway.admin.rpartition(":")[2]
+        # What it says to type next is let in.
+        assert any(line.rstrip("'").endswith(f"{home}/r") for line in gateway.said if "--token-file" in line)
         metrics = (
             gateway.said_at("metrics").removeprefix("http://").removesuffix("/metrics").rpartition(":")[2]
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -66,15 +67,17 @@ def _announce(status: Status, admin: AdminConfig) -> None:
     addresses, card = status.addresses, status.card
     default_admin = (admin.bind_address, admin.port) == ("127.0.0.1", 5558)
     option = "" if default_admin else f" --admin {addresses.admin}"
+    if token := admin.read_token_file or admin.token_file:
+        option += f" --token-file {shlex.quote(str(token))}"
     start = _start(status)
     size = f"{format_size(card.size_bytes)} in blocks of {card.block_bytes} B"
     control = " and ".join(filter(None, (addresses.control, addresses.control_socket)))
     more = [
         f"  {name:<9} {address}"
         for name, address in (
+            ("admin", addresses.admin_socket),
             ("with keys", addresses.control_curve),
             ("metrics", addresses.metrics and f"http://{addresses.metrics}/metrics"),
-            ("admin", addresses.admin_socket),
         )
         if address
     ]

@@ -56,7 +56,7 @@ class KeyWatch:
             )
         self._grants = keys.grants
         self._doorkeeper.replace(keys.grants)
-        log.info("%d keys are known", len(keys.grants))
+        log.info("known keys: %d", len(keys.grants))
         return keys.server
 
     def start(self) -> None:
