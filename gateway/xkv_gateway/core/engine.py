@@ -265,21 +265,19 @@ class Engine:
         self._now_ns = self._reads.settle(now_ns)
         self._reads.expire(now_ns)
         self._removal.settle(now_ns)
-        self.wiping.step()
-        self._expiry.step()
-        self._eviction.run(now_ns)
+        if not self._removal.backlogged:
+            self.wiping.step()
+            self._expiry.step()
+            self._eviction.run(now_ns)
 
     def next_deadline(self) -> int | None:
-        """When `tick` wants to be called next (monotonic ns; a time that has passed: at once), or None: not at all."""
+        """When `tick` wants to be called next (monotonic ns; a time that has passed: at once), or None: not before the next call."""
         self._reads.enter()
-        if self.wiping.under_way:
-            return self._now_ns
-        times = (
-            self._state.leases.next_deadline(),
-            self._removal.next_deadline(),
-            self._eviction.next_at_ns(self._now_ns),
-            self._expiry.next_at_ns(self._now_ns),
-        )
+        times = [self._state.leases.next_deadline(), self._removal.next_deadline()]
+        if not self._removal.backlogged:
+            if self.wiping.under_way:
+                return self._now_ns
+            times += [self._eviction.next_at_ns(self._now_ns), self._expiry.next_at_ns(self._now_ns)]
         return min((each for each in times if each is not None), default=None)
 
     # --- inspection ---------------------------------------------------------------------------------------

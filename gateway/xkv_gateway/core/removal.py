@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .state import EngineState
     from .types import Lsn
 
+BACKLOG_MAX: Final = 1 << 15
+"""Objects whose tombstones are not durable yet, from which on nothing more is removed in the background: what one `persisted` may have to
+free, in a few milliseconds, however long the journal takes."""
+
 
 class Removal:
     """Deletions under way, and the quarantine."""
@@ -35,6 +39,7 @@ class Removal:
         self._holds: dict[int, int] = {}
         """Slots of corrupt objects, and until when their units stay out of use."""
         self.last_tombstone_lsn = NO_LSN
+        self._backlog = 0
         self.pending_au = 0
         """Units of doomed objects that wait for nothing but their tombstone."""
         self.pending_objects = 0
@@ -42,6 +47,11 @@ class Removal:
         """Takes objects that were wiped, and whose units can be erased now."""
         self.mark: Callable[[Slots], None] = _nobody
         """Told of objects that go while a wipe is under way: they may be among what it must erase."""
+
+    @property
+    def backlogged(self) -> bool:
+        """Whether what goes in the background has to wait for the journal."""
+        return self._backlog >= BACKLOG_MAX
 
     def doom(self, slots: Slots, cause: DeleteCause) -> Lsn:
         """Remove LIVE or COMMITTING objects (no repetitions): invisible from here on, recorded, freed later.
@@ -62,6 +72,7 @@ class Removal:
                 DeleteBatch(state.log.next_lsn(), cause, recorded, generations)
             )
             self._tombstones.append((self.last_tombstone_lsn, part))
+            self._backlog += len(part)
             self._count_pending(part[~table.guarded(part)], 1)
         return self.last_tombstone_lsn if len(slots) else NO_LSN
 
@@ -115,6 +126,7 @@ class Removal:
         if not parts:
             return
         slots = np.concatenate(parts)
+        self._backlog -= len(slots)
         table.tombstoned[slots] = True
         unguarded = slots[~table.guarded(slots)]
         self._count_pending(unguarded, -1)
