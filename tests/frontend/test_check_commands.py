@@ -8,6 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.frontend.harness import KEY_A, KEY_A2, KEY_B, Running, running_front
 from tests.frontend.test_verify import SECRET, SaltSwitchedOff, restarter
 from xkv_frontend.core.salt import Secret
@@ -33,6 +35,13 @@ async def run(
     assert process.returncode is not None
     assert not any(key.encode() in output for key in keys)
     return process.returncode, output.decode()
+
+
+@pytest.mark.parametrize("command", ["verify", "timing"])
+async def test_the_help_names_the_variables_of_the_keys(command: str) -> None:
+    code, output = await run(command, "--help")
+    assert code == ExitCode.OK
+    assert all(f"XKV_FRONTEND_{command.upper()}_KEY_{name}" in output for name in ("A", "A2", "B"))
 
 
 async def test_verify_tells_its_verdict_in_words_and_by_its_exit_code(

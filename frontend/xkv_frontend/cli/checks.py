@@ -46,10 +46,13 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
             "--key-a",
             required=True,
             metavar="KEY",
-            help="Tenant A's key. Better as a variable: see docs/isolation.md.",
+            show_envvar=True,
+            help="Tenant A's key. Keys are better in variables, which others on the machine do not see.",
         ),
-        click.option("--key-b", required=True, metavar="KEY", help="Tenant B's key."),
-        click.option("--key-a2", required=True, metavar="KEY", help="Another key of tenant A."),
+        click.option("--key-b", required=True, metavar="KEY", show_envvar=True, help="Tenant B's key."),
+        click.option(
+            "--key-a2", required=True, metavar="KEY", show_envvar=True, help="Another key of tenant A."
+        ),
         click.option("--model", metavar="NAME", help="Default: the first that is served."),
         click.option(
             "--restart-command",
