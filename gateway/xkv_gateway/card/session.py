@@ -35,7 +35,6 @@ from xkv_gateway.core.engine import Engine
 
 if TYPE_CHECKING:
     from xkv_gateway.card.blocks import CardBlocks
-    from xkv_gateway.card.heartbeat import Heartbeat
     from xkv_gateway.card.opening import OpenOptions
     from xkv_gateway.card.recovery import Recovery
     from xkv_gateway.card.reservation import Reservation
@@ -244,19 +243,15 @@ class CardSession:
         store.start_journal(journal)
         self._owned.set()
         log.info("the card is ours: epoch %d", self.superblock.stamp.epoch)
+        leave = partial(setattr, self, "phase", Phase.RECOVERING)
         await until_one_ends(
             journal.run(),
             self._fence.run(),
             checkpointer.run(),
             self._relieve(store),
             self.keeper.run(),
-            self._retreat(store),
+            self._shrinking.retreat(store, journal, self.superblock.layout, leave),
         )
-
-    async def _retreat(self, store: CardStore) -> None:
-        assert self.journal is not None
-        await self._shrinking.retreat(store, self.journal, self.superblock.layout)
-        self.phase = Phase.RECOVERING
 
     async def _relieve(self, store: CardStore) -> None:
         """After each group of records: a checkpoint if it is time; wake stores that wait for the journal."""
@@ -274,9 +269,10 @@ class CardSession:
             return
         delay_s = max(0, self.settled_at_ns - self._options.clock()) / 1e9
         log.info("writes begin in %.1f s, when the run before certainly cannot write any more", delay_s)
-        before = await self._blocks.patiently(self._heartbeat)
+        beat = partial(ownership.read_heartbeat, self._blocks, self.superblock.stamp.card_uuid)
+        before = await self._blocks.patiently(beat)
         await asyncio.sleep(delay_s)
-        if heartbeat.moved(before, await self._blocks.patiently(self._heartbeat)):
+        if heartbeat.moved(before, await self._blocks.patiently(beat)):
             raise CardLost(f"its owner lives after all: {self.superblock.owner or 'unknown'}")
         await self._blocks.patiently(self._require_unchanged)
         if await self._blocks.patiently(self._tail_moved):
@@ -292,9 +288,6 @@ class CardSession:
             # They may have been changed since the start.
             engine.set_rules(self.engine.rules, self.engine.budget.bytes_per_day)
             self.engine = store.engine = engine
-
-    async def _heartbeat(self) -> Heartbeat | None:
-        return await ownership.read_heartbeat(self._blocks, self.superblock.stamp.card_uuid)
 
     async def _require_unchanged(self) -> None:
         found = await ownership.read_superblocks(self._blocks, self.superblock.layout.size_bytes)

@@ -16,6 +16,8 @@ from xkv_gateway.card.format_errors import FormatError
 from xkv_gateway.card.layout import shrunk
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xkv_gateway.card.layout import Layout
     from xkv_gateway.card.store import CardStore
     from xkv_gateway.card.writer import JournalWriter
@@ -51,10 +53,12 @@ class Shrinking:
         except FormatError as error:
             raise CardLost(f"its namespace has shrunk too far: {error}") from error
 
-    async def retreat(self, store: CardStore, journal: JournalWriter, layout: Layout) -> None:
+    async def retreat(
+        self, store: CardStore, journal: JournalWriter, layout: Layout, leave: Callable[[], None]
+    ) -> None:
         """Return when the namespace has become smaller, and nothing that the journal knows lies beyond its end.
 
-        The caller lets no more stores begin once `left_of` says so.
+        `leave` sees to it that no stores begin from then on; it is called while none can.
         """
         while (left := self.left_of(layout)) is None:
             self._news.clear()
@@ -65,6 +69,7 @@ class Shrinking:
             gone = store.engine.forget_beyond(left.capacity_au, store.clock())
             store.changed()
             await journal.reached(store.engine.last_lsn)
+            leave()
         log.error(
             "the namespace has shrunk to %d bytes, from %d: %d objects that were beyond its end are gone",
             left.size_bytes,
