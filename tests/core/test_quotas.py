@@ -336,6 +336,12 @@ def test_only_named_tenants_are_counted_apart() -> None:
     assert world.engine.inspection.unnamed().objects == 3
     world.engine.quotas.set(A, 2 * KIB, None)
     assert world.engine.inspection.tenant(A).counters is None
+    former = world.engine.inspection.former()
+    assert (former.stored, former.evicted_quota) == (3, 3)
+    world.engine.quotas.set(A, 2 * KIB, "another name")
+    world.store([b"o"], scope=A)
+    world.engine.quotas.set(A, 2 * KIB, "a third name")
+    assert world.engine.inspection.former().stored == 4
 
 
 def test_ten_thousand_tenants_with_quotas() -> None:

@@ -83,6 +83,8 @@ class FakeCard:
     begun: list[FakeWipe] = field(default_factory=list)
     whole: Counters = field(default_factory=Counters)
     counted: dict[bytes, TenantCounters] = field(default_factory=dict)
+    counted_max: int = 20_000
+    former: TenantCounters = field(default_factory=TenantCounters)
 
     def usage(self) -> Usage:
         return Usage(10, 1, 1, 5, 1, 1, 7, 3, 2)
@@ -90,12 +92,17 @@ class FakeCard:
     def counters(self) -> Counters:
         return self.whole
 
+    def counters_of_former(self) -> TenantCounters:
+        return self.former
+
     def tenant(self, scope: bytes) -> TenantInfo:
         held = [each for (_, owner), each in self.held.items() if owner == scope]
         summed = Held(sum(h.objects for h in held), sum(h.charged_bytes for h in held))
         named = scope in self.names
         limit = self.limits.get(scope)
-        counters = self.counted.setdefault(scope, TenantCounters()) if named else None
+        if named and len(self.counted) < self.counted_max:
+            self.counted.setdefault(scope, TenantCounters())
+        counters = self.counted.get(scope) if named else None
         return TenantInfo(scope, self.names.get(scope), limit, limit, summed, 0, 0, counters)
 
     def tenant_named(self, name: str) -> TenantInfo | None:

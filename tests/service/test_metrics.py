@@ -208,6 +208,29 @@ async def test_what_tenants_hold_and_lose_is_told_by_name_and_the_rest_together(
     assert one(found, "xkv_tenant_evicted_objects_total", tenant="other", cause="quota") == 7
 
 
+async def test_a_name_that_goes_takes_its_counts_along_and_the_rest_does_not_jump() -> None:
+    card = FakeCard()
+    await card.set_tenant("acme", b"\x01", 1000)
+    card.whole.stored, card.whole.evicted_quota = 30, 5
+    card.former.stored, card.former.evicted_quota = 20, 4
+    found = values(await metrics_page(fake_sources(card=card)))
+    assert one(found, "xkv_tenant_stored_total", tenant="other") == 10
+    assert one(found, "xkv_tenant_evicted_objects_total", tenant="other", cause="quota") == 1
+
+
+async def test_what_tenants_hold_that_have_a_name_and_no_label_is_in_the_rest() -> None:
+    card = FakeCard(counted_max=1)
+    await card.set_tenant("acme", b"\x01", 1000)
+    await card.set_tenant("late", b"\x02", 1000)
+    card.held["a", b"\x01"] = Held(2, 200)
+    card.held["a", b"\x02"] = Held(3, 300)
+    card.held["a", b"\x03"] = Held(4, 400)
+    found = values(await metrics_page(fake_sources(card=card)))
+    assert one(found, "xkv_tenant_objects", tenant="acme") == 2
+    assert one(found, "xkv_tenant_objects", tenant="other") == 7
+    assert one(found, "xkv_tenant_charged_bytes", tenant="other") == 700
+
+
 async def test_the_page_says_what_prometheus_own_writer_says() -> None:
     sources = await complete_sources()
     sources.meter.hello(b"p", m.Hello("c", 'mo"del\n\\', 4))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         NamespaceInfo,
         Page,
         ScopeInfo,
+        TenantCounters,
         TenantInfo,
     )
     from xkv_gateway.core.types import Usage
@@ -143,6 +144,10 @@ class Administration(Protocol):
 
     def counters(self) -> Counters:
         """The engine's counters: evictions by cause, over_quota, ..."""
+        ...
+
+    def counters_of_former(self) -> TenantCounters:
+        """What was counted for tenants under names that are gone; it is in `counters`, too."""
         ...
 
     # --- tenants --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xkv_gateway.card.wipe import WipeJob
     from xkv_gateway.core.counters import Counters
     from xkv_gateway.core.engine import Engine
-    from xkv_gateway.core.tenancy import EvictionRules, Page, ScopeInfo, TenantInfo
+    from xkv_gateway.core.tenancy import EvictionRules, Page, ScopeInfo, TenantCounters, TenantInfo
     from xkv_gateway.core.types import Usage
 
 PAGE: Final = 1000
@@ -155,6 +155,10 @@ class Operator(Tenants):
     def counters(self) -> Counters:
         """See `Administration`."""
         return self._engine.counters
+
+    def counters_of_former(self) -> TenantCounters:
+        """See `Administration`."""
+        return self._engine.inspection.former()
 
     def usage_of_unnamed(self) -> tuple[int, int]:
         """See `Administration`."""

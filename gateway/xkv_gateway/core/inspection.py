@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .names import Home, Namespace
     from .quotas import Tenant
     from .state import EngineState
-    from .tenancy import EvictionRules
+    from .tenancy import EvictionRules, TenantCounters
 
 PAGE_MAX: Final = 1000
 
@@ -69,6 +69,10 @@ class Inspection:
         table = state.slots
         all_au = sum(int(table.units_in[each]) for each in CHARGED)
         return self._held(int(table.objects_in[LIVE]) - objects, all_au - charged)
+
+    def former(self) -> TenantCounters:
+        """What was counted under names that are gone."""
+        return self._state.quotas.former
 
     def namespace(self, name: str) -> NamespaceInfo | None:
         """One namespace; None: nothing is held there, and it has no rule."""

@@ -54,6 +54,8 @@ class Quotas:
         self.scope_by_name: dict[str, bytes] = {}
         self.counters: dict[bytes, TenantCounters] = {}
         """By scope, for named tenants only, at most COUNTED_TENANTS_MAX."""
+        self.former = TenantCounters()
+        """What was counted under names that are gone: neither any tenant's, nor that of those who never had a name."""
         self.leaving: dict[bytes, int] = {}
         """Limits that were taken away and hold until the next cycle."""
         self.removed: dict[bytes, TenantRow] = {}
@@ -171,7 +173,7 @@ class Quotas:
         before = self.by_scope.get(scope)
         if before is not None and before.name is not None and before.name != name:
             del self.scope_by_name[before.name]
-            self.counters.pop(scope, None)
+            self.former.add(self.counters.pop(scope, TenantCounters()))
         if name is not None:
             self.scope_by_name[name] = scope
             if scope not in self.counters and len(self.counters) < COUNTED_TENANTS_MAX:

@@ -8,7 +8,7 @@ fullness     usage divided by limit; the scope with the greatest fullness is the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -79,6 +79,11 @@ class TenantCounters:
     evicted_ttl: int = 0
     evicted_bytes: int = 0
     """Payload bytes, all causes."""
+
+    def add(self, counters: TenantCounters) -> None:
+        """Count what these have counted as well."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(counters, each.name))
 
 
 @dataclass(frozen=True, slots=True)

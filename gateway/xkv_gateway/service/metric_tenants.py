@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from xkv_gateway.card.administration import WipeStage
+from xkv_gateway.core.tenancy import Held
 from xkv_gateway.service.meter import OTHER
 from xkv_gateway.service.metric_status import EVICTION_CAUSES, PREFIX
 
@@ -26,7 +27,7 @@ REGISTERED_READ_MAX: Final = 16_384
 
 def tenant_families(administration: Administration) -> Iterator[Metric]:
     """Yield the families."""
-    named = _named(administration)
+    named, uncounted = _named(administration)
     total = administration.tenants(0, 1).total
     yield GaugeMetricFamily(
         f"{PREFIX}_tenants", "Registered tenants: with a quota, a name, or both", value=total
@@ -36,34 +37,40 @@ def tenant_families(administration: Administration) -> Iterator[Metric]:
         "0 if damage took quotas away and nobody has confirmed those that are left",
         value=administration.tenants_known,
     )
-    yield from _held(administration, named)
+    yield from _held(administration, named, uncounted)
     yield from _events(administration, named)
     yield from _wipes(administration)
 
 
-def _named(administration: Administration) -> list[TenantInfo]:
-    """Return the tenants that get a label."""
+def _named(administration: Administration) -> tuple[list[TenantInfo], Held]:
+    """Return the tenants that get a label, and what those hold together that have a name and get none."""
     named: list[TenantInfo] = []
+    objects = charged_bytes = 0
     cursor: int | None = 0
     looked_at = 0
     while cursor is not None and looked_at < REGISTERED_READ_MAX:
         page = administration.tenants(cursor)
-        named += (info for info in page.items if info.name is not None and info.counters is not None)
+        for info in page.items:
+            if info.name is not None and info.counters is not None:
+                named.append(info)
+            elif info.name is not None:
+                objects += info.held.objects
+                charged_bytes += info.held.charged_bytes
         looked_at += len(page.items)
         cursor = page.next_cursor
-    return named
+    return named, Held(objects, charged_bytes)
 
 
-def _held(administration: Administration, named: list[TenantInfo]) -> Iterator[Metric]:
+def _held(administration: Administration, named: list[TenantInfo], uncounted: Held) -> Iterator[Metric]:
     unnamed_objects, unnamed_bytes = administration.usage_of_unnamed()
     usage = administration.usage()
     for name, text, values, other in (
-        ("objects", "Objects held", [t.held.objects for t in named], unnamed_objects),
+        ("objects", "Objects held", [t.held.objects for t in named], unnamed_objects + uncounted.objects),
         (
             "charged_bytes",
             "Bytes charged: whole units",
             [t.held.charged_bytes for t in named],
-            unnamed_bytes,
+            unnamed_bytes + uncounted.charged_bytes,
         ),
         ("leases", "Leases that live", [t.leases for t in named], usage.leases),
         ("leased_bytes", "Bytes under leases", [t.leased_bytes for t in named], None),
@@ -84,14 +91,20 @@ def _limit(tenant: TenantInfo) -> float:
 
 
 def _events(administration: Administration, named: list[TenantInfo]) -> Iterator[Metric]:
-    whole = administration.counters()
+    """What is of no tenant with a label is `other`: not what was counted under a name that is gone, or `other` would jump."""
+    whole, former = administration.counters(), administration.counters_of_former()
     evicted = CounterMetricFamily(
         f"{PREFIX}_tenant_evicted_objects", "Objects evicted, by cause", labels=["tenant", "cause"]
     )
-    left = Counter({cause: int(getattr(whole, f"evicted_{cause}", 0)) for cause in EVICTION_CAUSES})
+    left = Counter(
+        {
+            cause: _count(whole, f"evicted_{cause}") - _count(former, f"evicted_{cause}")
+            for cause in EVICTION_CAUSES
+        }
+    )
     for tenant in named:
         for cause in EVICTION_CAUSES:
-            count = int(getattr(tenant.counters, f"evicted_{cause}", 0))
+            count = _count(tenant.counters, f"evicted_{cause}")
             left[cause] -= count
             evicted.add_metric([tenant.name or "", cause], count)
     for cause in EVICTION_CAUSES:
@@ -105,13 +118,17 @@ def _events(administration: Administration, named: list[TenantInfo]) -> Iterator
         ("load_misses", "Objects that loads did not find"),
     ):
         family = CounterMetricFamily(f"{PREFIX}_tenant_{name}", text, labels=["tenant"])
-        rest = int(getattr(whole, name, 0))
+        rest = _count(whole, name) - _count(former, name)
         for tenant in named:
-            count = int(getattr(tenant.counters, name, 0))
+            count = _count(tenant.counters, name)
             rest -= count
             family.add_metric([tenant.name or ""], count)
         family.add_metric([OTHER], rest)
         yield family
+
+
+def _count(counters: object, name: str) -> int:
+    return int(getattr(counters, name, 0))
 
 
 def _wipes(administration: Administration) -> Iterator[Metric]:
