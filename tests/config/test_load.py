@@ -168,7 +168,8 @@ def test_a_bad_variable_is_named(variable: str, value: str, words: list[str]) ->
 
 
 def test_variables_of_tests_and_benchmarks_are_let_through() -> None:
-    load_config(file=None, environment={"XKV_SPDK_TGT": "/x", "XKV_SPDK_PERF": "/y"}, flags={})
+    others = ("XKV_SPDK_TGT", "XKV_VLLM_VENV", "XKV_FRONTEND_DEPLOYMENT", "XKV_FRONTEND_VERIFY_KEY_A")
+    load_config(file=None, environment=dict.fromkeys(others, "/x"), flags={})
 
 
 def test_a_bad_flag_is_named() -> None:

@@ -22,9 +22,15 @@ if TYPE_CHECKING:
 FILE_BYTES_MAX: Final = 1 << 20
 CONFIG_FILE_VARIABLE: Final = "XKV_CONFIG"
 OTHER_VARIABLES: Final = frozenset(
-    {CONFIG_FILE_VARIABLE, "XKV_SPDK_TGT", "XKV_SPDK_PERF", "XKV_SOAK_MINUTES"}
+    {
+        CONFIG_FILE_VARIABLE,
+        *("XKV_SPDK_TGT", "XKV_SPDK_PERF", "XKV_SOAK_MINUTES"),
+        *("XKV_FUZZ_ROUNDS", "XKV_VLLM_VENV", "XKV_DEMO_REQUESTS"),
+    }
 )
 """Variables with our prefix that are not settings: the file's path, and tools of the tests and benchmarks."""
+FRONT_END_PREFIX: Final = "XKV_FRONTEND_"
+"""What the front end's program and its middleware read may be set in the same shell."""
 
 DEFAULT_SOURCE: Final = "default"
 
@@ -63,7 +69,8 @@ def load_config(
             values[key] = _checked(SETTINGS[key], value, f"file {path}", strict=True)
             sources[key] = f"file {path}"
     for variable, text in sorted(environment.items()):
-        if variable.startswith(ENV_PREFIX) and variable not in OTHER_VARIABLES:
+        ours = variable.startswith(ENV_PREFIX) and not variable.startswith(FRONT_END_PREFIX)
+        if ours and variable not in OTHER_VARIABLES:
             setting = _variable(variable)
             source = f"environment variable {variable}"
             values[setting.path] = _checked(setting, text, source, strict=False)
