@@ -144,4 +144,4 @@ def _print(findings: list[Finding]) -> None:
             click.echo(f"{'':7}  {'':<{width}}  -> {finding.advice}")
     problems = sum(finding.level is Level.PROBLEM for finding in findings)
     notes = sum(finding.level is Level.NOTE for finding in findings)
-    click.echo(f"{problems} problems, {notes} notes")
+    click.echo(f"{problems} problem{'s' * (problems != 1)}, {notes} note{'s' * (notes != 1)}")
