@@ -7,7 +7,7 @@ import random
 import pytest
 
 from xkv_gateway.core.records import DeleteBatch, DeleteCause
-from xkv_gateway.core.tenancy import EvictionRules
+from xkv_gateway.core.tenancy import EvictionPolicy, EvictionRules
 from xkv_gateway.core.types import StoreStatus, WritePlan
 
 from .helpers import SECOND_NS, World, keys
@@ -34,6 +34,43 @@ def test_a_store_that_cannot_fit_fails_and_evicts_nothing() -> None:
     assert world.begin([b"big"], 28 * 1024) == [StoreStatus.NO_SPACE]
     assert world.held(keys(18)) == [True] * 18
     assert world.engine.last_lsn == world.records[-1].lsn
+
+
+def test_free_space_in_too_many_pieces_is_joined_by_evicting_more() -> None:
+    """Every second unit is free: half the card, and yet no object of more than 64 units finds room."""
+    world = World(capacity_au=400, max_objects=500)
+    names = keys(400)
+    world.store(names)
+    world.delete(names[::2])
+    world.persist()
+    world.store([b"large"], 150 * 1024)
+    assert world.held([b"large"]) == [True]
+    assert 40 <= world.engine.counters.evicted_demand <= 80
+    assert world.engine.counters.no_space == 0
+
+
+def test_what_lies_scattered_and_is_not_to_be_had_is_no_space_and_nothing_waits() -> None:
+    world = World(capacity_au=400, max_objects=500)
+    names = keys(400)
+    world.store(names)
+    world.delete(names[::2])
+    world.persist()
+    lease = world.lookup(names[1::2], SECOND_NS, each=True).lease
+    assert lease is not None
+    assert world.begin([b"large"], 150 * 1024) == [StoreStatus.NO_SPACE]
+    assert world.engine.counters.evicted_demand == 0
+    world.engine.release(lease, world.now_ns)
+    assert world.begin([b"large"], 150 * 1024) == [None]
+
+
+def test_nothing_is_evicted_for_what_lies_scattered_where_nothing_may_be() -> None:
+    world = World(EvictionRules(policy=EvictionPolicy.NOOP), capacity_au=400, max_objects=500)
+    names = keys(400)
+    world.store(names)
+    world.delete(names[::2])
+    world.persist()
+    assert world.begin([b"large"], 150 * 1024) == [StoreStatus.NO_SPACE]
+    assert world.held(names[1::2]) == [True] * 200
 
 
 def test_members_of_one_batch_do_not_evict_each_other() -> None:

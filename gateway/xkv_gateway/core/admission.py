@@ -7,7 +7,7 @@ nobody anything. What is evicted for a quota is the scope's own, and counts as s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .removal import Removal
     from .state import EngineState
 
+GATHER_STEPS: Final = 8
+"""What lies scattered is joined by evicting an eighth of what is needed at a time."""
 Entries = list[WritePlan | StoreStatus | None]
 
 
@@ -95,6 +97,24 @@ class Admission:
                 scope, need_au, max(0, need_au - free_au), max(0, need_objects - free_objects)
             )
         return np.array(chosen.now, np.int64), bool(chosen.soon)
+
+    def gather(self, name: bytes, place: int, need_au: int, entries: Entries) -> bool:
+        """There is room for a key, but in more pieces than an object may have: evict, so that pieces join.
+
+        What goes first lies together more often than not, so a part of the object's own size is evicted at a time, and then it is
+        tried again. It ends, since each time less is left that could go.
+
+        Returns:
+            Whether the key waits; else it is refused.
+        """
+        state = self._state
+        if self._eviction.reclaimable()[0] + self._removal.pending_au:
+            scope = state.names.scopes.get(name)
+            self._eviction.make_room(scope, need_au, -(-need_au // GATHER_STEPS), 0)
+            return True
+        entries[place] = StoreStatus.NO_SPACE
+        state.counters.no_space += 1
+        return False
 
     def _count(self, name: bytes, over_quota: int) -> None:
         if over_quota:

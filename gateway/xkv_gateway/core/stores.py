@@ -73,10 +73,10 @@ class Stores:
         if len(kept):
             table.pin(kept)
         admitted, waiting = self._admission.admit(request.scope, wanted, units, entries)
+        if len(admitted):
+            waiting |= self._place(request, admitted, sizes, (low[admitted], high[admitted]), entries)
         if len(kept):
             self._removal.unguarded(table.unpin(kept))
-        if len(admitted):
-            self._reserve(request, admitted, sizes[admitted], (low[admitted], high[admitted]), entries)
         # Whatever waits, waits for tombstones: those of its victims, or older ones.
         wait = state.log.unless_durable(self._removal.last_tombstone_lsn) if waiting else NO_LSN
         return StoreOutcome(entries, wait)
@@ -180,18 +180,26 @@ class Stores:
                 entries[i] = StoreStatus.IN_PROGRESS
                 counters.in_progress += 1
 
+    def _place(
+        self, request: BeginStore, places: I64, sizes: I64, digests: tuple[U64, U64], entries: Entries
+    ) -> bool:
+        """Reserve room for keys that are admitted. Returns whether some wait until what is free lies in fewer pieces."""
+        waiting = False
+        for i in self._reserve(request, places, sizes[places], digests, entries).tolist():
+            need_au = int(self._state.slots.units_of_bytes(sizes[i : i + 1])[0])
+            waiting |= self._admission.gather(request.scope, i, need_au, entries)
+        return waiting
+
     def _reserve(
         self, request: BeginStore, places: I64, sizes: I64, digests: tuple[U64, U64], entries: Entries
-    ) -> None:
+    ) -> I64:
+        """Reserve room; returns the places of those for which what is free lies in too many pieces."""
         state, table = self._state, self._state.slots
         allocation = state.allocator.allocate(table.units_of_bytes(sizes))
         slots = table.take(len(places))
         kept = np.ones(len(places), np.bool_)
+        scattered = places[allocation.failed]
         if allocation.failed:
-            # The area is too fragmented for these: as good as no room.
-            for i in allocation.failed:
-                entries[int(places[i])] = StoreStatus.NO_SPACE
-                state.counters.no_space += 1
             kept[allocation.failed] = False
             table.give_back(slots[~kept])
         table.start_au[slots], table.count_au[slots] = allocation.starts, allocation.counts
@@ -199,7 +207,7 @@ class Stores:
             table.others[int(slots[i])] = tuple(Extent(*run) for run in others)
         slots, places = slots[kept], places[kept]
         if not len(slots):
-            return
+            return scattered
         home = state.names.intern(request.namespace, request.scope)
         home.references += len(slots)
         table.digest_low[slots], table.digest_high[slots] = digests[0][kept], digests[1][kept]
@@ -220,6 +228,7 @@ class Stores:
         )
         for i, plan in zip(places.tolist(), plans, strict=True):
             entries[i] = plan
+        return scattered
 
     def _record(self, slots: Slots) -> Lsn:
         log, lsn = self._state.log, NO_LSN
