@@ -26,7 +26,7 @@ def check_plotting() -> None:
         ConfigError: matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
-        advice = "pip install 'xkv-gateway[plots]', or leave --plot out."
+        advice = "pip install matplotlib, or leave --plot out."
         raise ConfigError("a picture needs matplotlib", advice=advice)
 
 

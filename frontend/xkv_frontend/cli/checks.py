@@ -170,7 +170,7 @@ def _text(count: int | None) -> str:
 )
 @click.option("--settle-seconds", default=0.5, show_default=True, type=click.FloatRange(0, 3600),
               help="For writing the victim's prompt to the card.")  # fmt: skip
-@click.option("--plot", type=_FILE, help="Draw the distributions into a PNG (needs xkv-gateway[plots]).")
+@click.option("--plot", type=_FILE, help="Draw the distributions into a PNG (needs matplotlib).")
 def timing(**given: Any) -> ExitCode:
     """Study whether the time to the first token tells what others have asked.
 
