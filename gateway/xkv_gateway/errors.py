@@ -34,7 +34,8 @@ class ExitCode(IntEnum):
     CARD_LOST = 9
     """`serve`: another gateway took the card, or it was formatted, zeroed or exchanged while it was in use."""
     REFUSED = 10
-    """`ns`, `tenant`, `quota`: the gateway refused it, or nobody confirmed it: no such name, a name that is taken, no room for it.
+    """`ns`, `tenant`, `quota`: the gateway refused it, or nobody confirmed it (`card adopt`, too): no such name, a name
+    that is taken, no room for it.
     `target`: it would lose somebody's bytes, or touch what is not ours."""
     TARGET = 11
     """`target`: the target cannot be reached, or what was asked of it failed; applying again goes on from there."""

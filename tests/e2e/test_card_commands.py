@@ -162,7 +162,8 @@ async def test_a_card_that_was_copied_to_another_namespace_is_refused_until_it_i
     await refused(home, url, "formatted on", "card adopt")
     assert "wrong_namespace" in (await command(home, "card", "check", url)).out
     asked = await command(home, "card", "adopt", url)
-    assert asked.code == ExitCode.FORCED  # nobody is there to answer
+    assert asked.code == ExitCode.REFUSED  # nobody is there to answer
+    assert "nobody can be asked here" in asked.err
     assert "8 objects" in asked.out
     await refused(home, url, "card adopt")
     adopted = await command(home, "card", "adopt", url, "--yes")

@@ -86,6 +86,8 @@ async def test_a_card_that_shrinks_goes_on_with_what_is_left_and_one_that_shrank
         assert "card adopt" in refused.err
         adopted = await run(home, "card", "adopt", url, "--yes", "--state-dir", state, **SHORT)
         assert adopted.code == ExitCode.OK, adopted.err
+        assert "has become smaller" in adopted.out
+        assert "another namespace" not in adopted.out
         async with (
             serving(home / "state", "--card", url, card=None, **SHORT) as gateway,
             gateway.client() as client,

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from xkv_gateway.card.format_errors import GeometryChanged
 from xkv_gateway.card.opening import FormatWish
 from xkv_gateway.cardurl import SoftCardUrl, parse_card_url
 from xkv_gateway.cli.card_text import facts_of, owner_of, rows_of, sentence
@@ -23,7 +24,7 @@ from xkv_gateway.clock import entropy, monotonic_ns, wall_ns
 from xkv_gateway.config import load_config
 from xkv_gateway.daemon import offline
 from xkv_gateway.daemon.offline import Door
-from xkv_gateway.errors import CardUnavailableError, ConfigError, ExitCode
+from xkv_gateway.errors import CardUnavailableError, ConfigError, ExitCode, RefusedError
 from xkv_gateway.sizes import format_size
 from xkv_gateway.state import HostIdentity, configured_identity, make_state_dir
 
@@ -186,7 +187,7 @@ def check(url: str, state_dir: str | None, file: Path | None, payload: bool, as_
 def adopt(url: str, state_dir: str | None, file: Path | None, yes: bool) -> None:
     """Take over the card at URL from another host, or one that was copied to another namespace, as it is.
 
-    Says whose it was, and asks. What it holds stays.
+    Says whose it was, and asks. What it holds stays; where its namespace has become smaller, what is left of it.
     """
     door = _door(url, state_dir, file, looks=False)
     _require_file(door.url, may_be_made=False)
@@ -197,10 +198,14 @@ def adopt(url: str, state_dir: str | None, file: Path | None, yes: bool) -> None
     superblock = seen.sight.superblock
     assert superblock is not None
     click.echo(f"{door.url}: {sentence(seen)}; its owner was {owner_of(superblock)}")
-    if seen.sight.error is not None:
+    if isinstance(seen.sight.error, GeometryChanged):
+        click.echo(f"Its namespace has become smaller ({seen.sight.error}): what was beyond its end is lost.")
+    elif seen.sight.error is not None:
         click.echo(f"It was formatted on another namespace ({seen.sight.error}). Never use both as one card.")
+    if not yes and not sys.stdin.isatty():
+        raise RefusedError("not adopted: nobody can be asked here", advice="--yes answers for scripts.")
     if not yes and not click.confirm("Adopt it?"):
-        raise CardUnavailableError("not adopted: nothing was changed", advice="--yes answers for scripts.")
+        raise RefusedError("not adopted: nothing was changed")
     ours = uvloop.run(offline.adopt(door, superblock))
     click.echo(f"adopted {door.url}: it belongs to {owner_of(ours)} now")
 
