@@ -90,7 +90,10 @@ async def test_unread_replies_and_stores_in_flight_do_not_hold_up_the_end(home: 
         assert await gateway.end() == ExitCode.OK, "by itself, and not by force at the deadline of the stop"
         outcomes = await asyncio.gather(*stores, return_exceptions=True)
         # Every store heard of its end: stored, refused, or that the gateway is gone.
-        assert all(outcome == ["stored"] or isinstance(outcome, XkvRpcError) for outcome in outcomes)
+        assert all(outcome == ["stored"] or isinstance(outcome, XkvRpcError) for outcome in outcomes), (
+            outcomes,
+            gateway.log_text,
+        )
         await client.aclose()
         for dealer in mute:
             dealer.close(linger=0)
