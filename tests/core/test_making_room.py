@@ -49,6 +49,17 @@ def test_free_space_in_too_many_pieces_is_joined_by_evicting_more() -> None:
     assert world.engine.counters.no_space == 0
 
 
+def test_a_batch_of_objects_that_lie_scattered_gets_room_for_each() -> None:
+    world = World(capacity_au=1000, max_objects=1100)
+    names = keys(1000)
+    world.store(names)
+    world.delete(names[::2])
+    world.persist()
+    world.store(keys(4, "large"), [120 * 1024, 100 * 1024, 120 * 1024, 80 * 1024])
+    assert world.held(keys(4, "large")) == [True] * 4
+    assert world.engine.counters.no_space == 0
+
+
 def test_what_lies_scattered_and_is_not_to_be_had_is_no_space_and_nothing_waits() -> None:
     world = World(capacity_au=400, max_objects=500)
     names = keys(400)

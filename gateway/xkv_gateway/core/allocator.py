@@ -206,22 +206,26 @@ class Allocator:
             result.starts[here], result.counts[here] = starts, size
             placed += len(starts)
             self._cursor = int(starts[-1]) + size
-        for i in which[placed:].tolist():
-            self._split(i, size, result)
+        left = which[placed:].tolist()
+        for at, i in enumerate(left):
+            if not self._split(i, size, result):
+                # Nothing becomes free meanwhile: the others are not looked for, each would be a scan of the whole area.
+                result.failed += left[at:]
+                break
 
-    def _split(self, i: int, size: int, result: Allocation) -> None:
+    def _split(self, i: int, size: int, result: Allocation) -> bool:
         runs = self._fragments(size)
         if runs is None:
             runs = self._longest_runs(size)
         if runs is None:
-            result.failed.append(i)
-            return
+            return False
         starts, counts = runs
         self._mark_taken(units_of_runs(starts, counts))
         self._cursor = int(starts[-1] + counts[-1])
         result.starts[i], result.counts[i] = starts[0], counts[0]
         if len(starts) > 1:
             result.others[i] = list(zip(starts[1:].tolist(), counts[1:].tolist(), strict=True))
+        return True
 
     def _fragments(self, size: int) -> tuple[I64, I64] | None:
         """The next free runs in the order of the cursor, if few enough hold `size` units."""
