@@ -137,6 +137,25 @@ def test_no_leftovers_paths_of_one_machine_or_threads_of_others() -> None:
     assert not found
 
 
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_of_pages_lead_somewhere() -> None:
+    broken = []
+    for page in tracked(".md"):
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            if not link.startswith("https://") and not (
+                target.exists() and (not anchor or anchor in anchors(target))
+            ):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert not broken
+
+
 def test_every_exit_code_is_documented() -> None:
     rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert {int(code) for code in rows} == {int(code) for code in ExitCode}
