@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -180,6 +181,29 @@ def test_a_damaged_ledger_costs_nothing_while_the_journal_is_whole(where: str) -
         await served.kill()
         served = await serve(bench)
         assert served.operator.tenant(B).limit_bytes == 3 * UNIT
+        await served.kill()
+
+    Bench().play(work)
+
+
+@pytest.mark.parametrize("where", ["header", "chunk", "closing"])
+def test_behind_a_damaged_ledger_a_run_writes_a_whole_one_before_anybody_changes_anything(where: str) -> None:
+    async def work(bench: Bench) -> None:
+        served = await two_ledgers(bench)
+        newest, _ = newest_ledger(bench, served)
+        await served.kill()
+        at = {"header": 0, "chunk": BLOCK_BYTES + 300, "closing": newest.length_bytes - BLOCK_BYTES}[where]
+        damage(bench, newest.offset_bytes + at)
+        served = await serve(bench)
+        assert served.run.session.recovery.damage
+        keeper = served.run.session.keeper
+        assert keeper is not None
+        while not keeper.register.ledgers_written:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+        await served.kill()
+        served = await serve(bench)
+        assert served.run.session.recovery.damage == []
+        assert {t.scope: t.limit_bytes for t in served.operator.tenants().items} == {A: 4 * UNIT, B: 2 * UNIT}
         await served.kill()
 
     Bench().play(work)

@@ -60,6 +60,7 @@ class Register:
     ) -> None:
         layout, stamp = superblock.layout, superblock.stamp
         self._writer = LedgerWriter(blocks, layout, stamp, reading)
+        self._certain = reading.certain
         self._engine = engine
         self._journal = journal
         self._checkpointer = checkpointer
@@ -106,7 +107,8 @@ class Register:
             )
             self._engine.quotas.set_known(known=False)
         repaired = bool(lost_wipes) or again or doubt
-        if repaired:
+        if repaired or not self._certain:
+            # Also behind a ledger that is damaged, so that there is a whole one again before anybody changes a tenant.
             self._asked += 1
             self._wanted.set()
         return repaired
