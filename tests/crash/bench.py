@@ -83,23 +83,21 @@ class Life:
         """Store keys of one home, in one request."""
         told, contents = self.bench.told, [self.bench.content(name, size_bytes) for name in names]
         keys: list[Key] = [(NAMESPACE, scope, name) for name in names]
-        for key, content in zip(keys, contents, strict=True):
-            told.asks(key, content)
+        places = [told.asks(key, content) for key, content in zip(keys, contents, strict=True)]
         request = BeginStore(NAMESPACE, scope, list(names), [len(content) for content in contents])
         views = [memoryview(content) for content in contents]
         results = await Save(self.store, request, views, self.store.clock() + STORE_WAIT_NS).run()
-        for key, content, status in zip(keys, contents, results, strict=True):
+        for key, content, place, status in zip(keys, contents, places, results, strict=True):
             if status.value == "stored":
-                told.hears(key, content)
+                told.hears(key, content, place)
         return [status.value for status in results]
 
     async def delete(self, *names: bytes, scope: bytes = SCOPE) -> None:
         told, keys = self.bench.told, [(NAMESPACE, scope, name) for name in names]
-        for key in keys:
-            told.asks(key, None)
+        places = [told.asks(key, None) for key in keys]
         await self._removed(lambda: self.store.delete(delete_request(NAMESPACE, scope, list(names))).lsn)
-        for key in keys:
-            told.hears(key, None)
+        for key, place in zip(keys, places, strict=True):
+            told.hears(key, None, place)
 
     @property
     def operator(self) -> Operator:
@@ -109,13 +107,12 @@ class Life:
         """Wipe the namespace, or a scope of it, and see it through."""
         told = self.bench.told
         keys = [key for key in told.may if scope in {None, key[1]}]
-        for key in keys:
-            told.asks(key, None)
-            told.wiped.add(key)
+        places = [told.asks(key, None) for key in keys]
+        told.wiped.update(keys)
         job = self.operator.wipe(NAMESPACE, scope)
         await job.durable()
-        for key in keys:
-            told.hears(key, None)
+        for key, place in zip(keys, places, strict=True):
+            told.hears(key, None, place)
         await job.run()
 
     async def _removed(self, remove: Callable[[], Any]) -> None:

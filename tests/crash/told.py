@@ -36,21 +36,26 @@ class Told:
     """All that was ever asked to be there."""
     wiped: set[Key] = field(default_factory=set)
     """Keys that were wiped, and not asked for since."""
+    order: dict[Key, tuple[Content, ...]] = field(default_factory=dict)
+    """What was asked to be there, one after the other."""
 
     def copy(self) -> Told:
         ever = {key: set(contents) for key, contents in self.ever.items()}
-        return replace(self, may=dict(self.may), ever=ever, wiped=set(self.wiped))
+        return replace(self, may=dict(self.may), ever=ever, wiped=set(self.wiped), order=dict(self.order))
 
-    def asks(self, key: Key, content: Content) -> None:
-        """A change was asked for: from now on both may be there."""
+    def asks(self, key: Key, content: Content) -> int:
+        """A change was asked for: from now on both may be there. Returns its place in the order of changes of this key."""
         self.may[key] = self.may.get(key, NOTHING) | {content}
         self.ever.setdefault(key, {None}).add(content)
         if content is not None:
             self.wiped.discard(key)
+        self.order[key] = (*self.order.get(key, ()), content)
+        return len(self.order[key])
 
-    def hears(self, key: Key, content: Content) -> None:
-        """It was acknowledged: from now on only that."""
-        self.may[key] = frozenset({content})
+    def hears(self, key: Key, content: Content, place: int | None = None) -> None:
+        """It is certain: from now on only that, or what was asked for after the change of this place, which was acknowledged."""
+        later = () if place is None else self.order[key][place:]
+        self.may[key] = frozenset({content, *later})
 
     def mark(self) -> int:
         """Tells two of them apart."""
