@@ -49,6 +49,15 @@ def lost_output() -> str:
     return ""
 
 
+def let_go_of_output() -> None:
+    """Forget what the standard streams hold and cannot write: Python would try again at the end, and end with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def end_at_once_on_signals() -> None:
     """Let SIGINT and SIGTERM end the process in order for as long as nobody else listens to them.
 

@@ -22,7 +22,7 @@ def finished(
     """Run a command to its end."""
     return subprocess.run(
         [sys.executable, "-m", package, *arguments],
-        env={**os.environ, **extra},
+        env={**os.environ, "PYTHONUNBUFFERED": "", **extra},
         stdout=stdout,
         stderr=stderr,
         timeout=HANG_S,
@@ -52,7 +52,8 @@ def test_output_that_cannot_be_written_is_said_and_has_a_code_of_its_own(
         assert b"the output cannot be written: No space left on device\n" in done.stderr
         assert b"Traceback" not in done.stderr
         # Nor can this be said where nothing can be written.
-        assert finished(*command, stdout=full, stderr=full).returncode == ExitCode.OUTPUT
+        lost = finished(*command, stdout=full, stderr=full, PYTHONUNBUFFERED=unbuffered)
+        assert lost.returncode == ExitCode.OUTPUT
 
 
 def test_an_error_that_nobody_can_be_told_keeps_its_code() -> None:

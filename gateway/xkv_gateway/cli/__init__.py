@@ -15,7 +15,12 @@ import click
 
 from xkv_gateway import __version__
 from xkv_gateway.errors import ExitCode, GatewayError
-from xkv_gateway.process import end_at_once_on_signals, lost_output, open_standard_streams
+from xkv_gateway.process import (
+    end_at_once_on_signals,
+    let_go_of_output,
+    lost_output,
+    open_standard_streams,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +73,13 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (errors.ExitCode)."""
+    try:
+        return _run(argv)
+    finally:
+        let_go_of_output()
+
+
+def _run(argv: Sequence[str] | None) -> int:
     if argv is None and sys.argv[1:2] == ["serve"]:
         end_at_once_on_signals()
     open_standard_streams()
