@@ -52,6 +52,12 @@ def test_systemd_accepts_the_unit(unit: str, tmp_path: Path) -> None:
     assert not [line for line in said.splitlines() if "xkv-" in line]
 
 
+def test_instances_share_neither_user_nor_directories() -> None:
+    settings = settings_of("xkv-gateway@.service")
+    for name in ("User", "StateDirectory", "RuntimeDirectory"):
+        assert all("%i" in value for value in settings[name]), name
+
+
 @needs_systemd
 @pytest.mark.parametrize("unit", SERVICES)
 def test_the_service_may_do_little(unit: str) -> None:
