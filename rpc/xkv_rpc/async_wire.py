@@ -11,12 +11,12 @@ import errno
 import socket
 from collections import deque
 from ipaddress import ip_address
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from xkv_rpc import zmtp
 from xkv_rpc.errors import BadEndpointError
-from xkv_rpc.wire import BUFFER_BYTES, FRAME_BYTES_MAX, FRAMES_MAX, VECTORS_MAX, address_of
+from xkv_rpc.sending import send_queued
+from xkv_rpc.wire import BUFFER_BYTES, FRAME_BYTES_MAX, FRAMES_MAX, address_of
 from xkv_rpc.zmtp_peer import PeerBounds, PeerFault, PeerState, PeerStream, Room
 
 if TYPE_CHECKING:
@@ -212,18 +212,13 @@ class AsyncWire:
                 self._write()
 
     def _write(self) -> None:
-        queue = self._queue
         try:
-            while queue:
-                sent = self._sock.sendmsg(list(islice(queue, VECTORS_MAX)))
-                while queue and sent >= len(queue[0]):
-                    sent -= len(queue.popleft())
-                if sent:
-                    queue[0] = memoryview(queue[0])[sent:]
-        except (BlockingIOError, InterruptedError):
-            self._write_later(self._writable)
+            send_queued(self._sock, self._queue)
         except OSError:
             self._failed()
+            return
+        if self._queue:
+            self._write_later(self._writable)
 
     def _writable(self) -> None:
         self._write_no_more()

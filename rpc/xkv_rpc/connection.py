@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from xkv_rpc import zmtp
+from xkv_rpc.sending import send_queued
 from xkv_rpc.transport import SEND_HWM, Received, SendOutcome
 from xkv_rpc.zmtp_peer import PeerFault, PeerState
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 MESSAGES_PER_TURN: Final = 64
 """Messages of one peer that are handled before everything else gets its turn."""
-VECTORS_MAX: Final = 512
-"""Buffers of one system call (Linux takes 1024)."""
 DISCARDED_MAX_BYTES: Final = 1 << 20
 """What has come and was not read is taken away before closing, so that the peer is not reset: at most so much."""
 
@@ -264,20 +262,13 @@ class Connection:
     def _write(self) -> None:
         queue = self._queue
         try:
-            while queue:
-                sent = self._sock.sendmsg(list(islice(queue, VECTORS_MAX)))
-                self._sent_bytes += sent
-                while queue and sent >= len(queue[0]):
-                    sent -= len(queue.popleft())
-                if sent:
-                    queue[0] = memoryview(queue[0])[sent:]
-        except (BlockingIOError, InterruptedError):
-            if not self._writing:
-                self._writing = True
-                self._loop.add_writer(self._sock, self._write)
+            self._sent_bytes += send_queued(self._sock, queue)
         except OSError:
             self._end_soon()
             return
+        if queue and not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._sock, self._write)
         tails = self._tails
         while tails and tails[0][0] <= self._sent_bytes:
             tails.popleft()[1].done = True

@@ -19,6 +19,7 @@ from xkv_rpc.errors import (
     ConnectionLostError,
     GatewayUnreachableError,
 )
+from xkv_rpc.sending import VECTORS_MAX
 from xkv_rpc.unixpath import check_socket_path
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ BUFFER_BYTES: Final = 256 << 10
 FRAME_BYTES_MAX: Final = 1 << 30
 """A reply's frame is an object at most; a larger announcement is not one of this protocol."""
 FRAMES_MAX: Final = 65536
-VECTORS_MAX: Final = 512
-"""Buffers in one system call; the kernel takes 1024."""
 
 
 class Wire:
