@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.e2e.gateway import serving
-from tests.vllm.environment import why_not
 from tests.vllm.harness import Prompt, engine, tokens, transfer_config
 
 from bench.harness import BenchError, at_most, work_folder
-from bench.vllm_ttft import build_model
+from bench.vllm_ttft import build_model, need_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,11 +39,7 @@ ADDED_PERCENT_MAX: Final = 1.0
 
 def main(argv: Sequence[str] = ()) -> dict[str, Any]:
     """Run it and return the results."""
-    if argv:
-        raise BenchError("takes no arguments")
-    reason = why_not()
-    if reason is not None:
-        raise BenchError(reason)
+    need_vllm(argv)
     with work_folder() as folder:
         model = build_model("llama", folder)
         asking = asyncio.run(_added(folder, model, ROUNDS, max_store_backlog_bytes=0))

@@ -32,11 +32,7 @@ BUILD_S: Final = 300
 
 def main(argv: Sequence[str] = ()) -> dict[str, Any]:
     """Run it and return the results."""
-    if argv:
-        raise BenchError("takes no arguments")
-    reason = why_not()
-    if reason is not None:
-        raise BenchError(reason)
+    need_vllm(argv)
     with work_folder() as folder:
         scratch_s, card_s, loads = asyncio.run(_first_tokens(folder))
     share = statistics.median(card_s) / statistics.median(scratch_s)
@@ -49,6 +45,19 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
             at_least("prefill from scratch, s", statistics.median(scratch_s), SCRATCH_S_MIN),
         ],
     }
+
+
+def need_vllm(argv: Sequence[str]) -> None:
+    """See that there is a vLLM, and that nothing else was asked for.
+
+    Raises:
+        BenchError: it cannot run.
+    """
+    if argv:
+        raise BenchError("takes no arguments")
+    reason = why_not()
+    if reason is not None:
+        raise BenchError(reason)
 
 
 def build_model(kind: str, folder: Path) -> Path:
