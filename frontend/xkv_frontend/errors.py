@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
+from xkv_process.errors import CommandError
+
 
 class ExitCode(IntEnum):
     """Exit codes of `xkv-frontend`, for scripts and service managers."""
@@ -29,14 +31,10 @@ class ExitCode(IntEnum):
     """`serve`: ended by force, by a second signal."""
 
 
-class FrontendError(Exception):
-    """Base of the errors that end a command with one line for people: what happened, and what to do about it."""
+class FrontendError(CommandError):
+    """Base of the errors that end a command of the front end."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
-
-    def __init__(self, message: str, *, advice: str = "") -> None:
-        super().__init__(message)
-        self.advice = advice
 
 
 class ConfigError(FrontendError):

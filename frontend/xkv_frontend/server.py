@@ -21,6 +21,7 @@ from xkv_frontend.front import Front, refresh_for_ever
 from xkv_frontend.metrics import CONTENT_TYPE, Metrics
 from xkv_frontend.notify import READY, STOPPING, keep_alive, notify
 from xkv_frontend.protocol import HEAD_BYTES_MAX, FrontProtocol
+from xkv_process.signals import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -185,17 +186,9 @@ class Service:
             notify(STOPPING)
             stopping.set()
 
-        loop = asyncio.get_running_loop()
         handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: self.front.refresh}
-        before = [(number, signal.getsignal(number)) for number in handlers]
-        for number, listen in handlers.items():
-            loop.add_signal_handler(number, listen)
-        try:
+        with listening(asyncio.get_running_loop(), handlers):
             yield
-        finally:
-            for number, handler in before:
-                loop.remove_signal_handler(number)
-                signal.signal(number, handler)
 
     async def _drain(self, server: _Server, stopping: asyncio.Event) -> None:
         """Once the end has begun, wait for the streams that run; then let the server end."""

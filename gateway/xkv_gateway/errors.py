@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
+from xkv_process.errors import CommandError
+
 
 class ExitCode(IntEnum):
     """Exit codes of `xkv-gateway`, for scripts and service managers."""
@@ -47,17 +49,10 @@ class ExitCode(IntEnum):
     """`serve`: a second signal, or the stop deadline, ended it before it was done."""
 
 
-class GatewayError(Exception):
-    """Base of the errors that end a command with one line for people.
-
-    `str(error)` says what happened; `advice` says what to do about it.
-    """
+class GatewayError(CommandError):
+    """Base of the errors that end a command of the gateway."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
-
-    def __init__(self, message: str, *, advice: str = "") -> None:
-        super().__init__(message)
-        self.advice = advice
 
 
 class ConfigError(GatewayError):

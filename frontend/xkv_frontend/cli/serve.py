@@ -19,10 +19,10 @@ from xkv_frontend.clock import monotonic_ns
 from xkv_frontend.errors import AddressInUseError, ConfigError, ExitCode
 from xkv_frontend.files import read_private
 from xkv_frontend.front import Front
-from xkv_frontend.process import allow_open_files
 from xkv_frontend.server import CONNECTIONS_MAX_DEFAULT, DRAIN_S_DEFAULT, Listeners, Service, address_of, bind
 from xkv_frontend.settings import FrontSettings, build_parts, stated_version
 from xkv_frontend.upstream import READ_S_DEFAULT, Upstream, UpstreamOptions, parse_upstream
+from xkv_process.open_files import allow_open_files
 
 if TYPE_CHECKING:
     import socket
@@ -94,7 +94,7 @@ def serve(**given: Any) -> ExitCode:
     logging.basicConfig(level=given["log_level"].upper(), format=LOG_FORMAT, stream=sys.stderr)
     # What these would say of a request may quote it; our own log has what matters.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    allow_open_files()
+    allow_open_files(ConfigError)
     for name in ("httpcore", "httpx", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
     names = ("deployment", "secret_file", "keys_file", "auth_hook", "trusted_header", "trusted_user_header",

@@ -5,22 +5,13 @@ Commands raise `GatewayError`; only `main` turns errors into a line on standard 
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from xkv_gateway import __version__
-from xkv_gateway.errors import ExitCode, GatewayError
-from xkv_gateway.process import (
-    end_at_once_on_signals,
-    let_go_of_output,
-    lost_output,
-    open_standard_streams,
-)
+from xkv_process.command import LazyGroup, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,19 +39,8 @@ COMMANDS: Final = {
 """Command -> the module that has it under its name. Imported when it is used: `status` needs no engine."""
 
 
-class _Commands(click.Group):
-    """Finds its commands in COMMANDS, in that order."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the names."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Return the command, or None where there is no such one."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
-        return command
+class _Commands(LazyGroup):
+    modules = COMMANDS
 
 
 @click.command(
@@ -73,42 +53,4 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (errors.ExitCode)."""
-    try:
-        return _run(argv)
-    finally:
-        let_go_of_output()
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    if argv is None and sys.argv[1:2] == ["serve"]:
-        end_at_once_on_signals()
-    open_standard_streams()
-    try:
-        result = cli.main(args=argv, prog_name="xkv-gateway", standalone_mode=False)
-    except GatewayError as error:
-        _complain(str(error), error.advice)
-        return error.exit_code
-    except click.ClickException as error:
-        with contextlib.suppress(OSError):
-            error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return ExitCode.FORCED
-    except SystemExit:
-        # click ends so where whoever read our output went away (`... | head`): not an error, and nobody to tell.
-        return ExitCode.OK
-    except Exception as error:
-        if isinstance(error, OSError) and (reason := lost_output()):
-            _complain(f"the output cannot be written: {reason}", "")
-            return ExitCode.OUTPUT
-        log.exception("internal error")
-        _complain("internal error, a bug; the trace is above", "")
-        return ExitCode.INTERNAL
-    return result if isinstance(result, int) else ExitCode.OK
-
-
-def _complain(message: str, advice: str) -> None:
-    with contextlib.suppress(OSError):  # nobody can be told: the exit code still says it
-        click.echo(f"xkv-gateway: {message}", err=True)
-        if advice:
-            click.echo(f"  {advice}", err=True)
+    return run(cli, "xkv-gateway", argv, log)

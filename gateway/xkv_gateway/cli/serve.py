@@ -17,9 +17,10 @@ import uvloop
 from xkv_gateway.cli.options import load_settings, setting_options, state_dir_of
 from xkv_gateway.clock import entropy, monotonic_ns, wall_ns
 from xkv_gateway.daemon import build
+from xkv_gateway.errors import ConfigError
 from xkv_gateway.logs import set_up_logging
-from xkv_gateway.process import allow_open_files
 from xkv_gateway.sizes import format_size
+from xkv_process.open_files import allow_open_files
 
 if TYPE_CHECKING:
     from xkv_gateway.config import AdminConfig, Config
@@ -41,7 +42,7 @@ def serve(file: Path | None, takeover: bool, **flags: str | None) -> ExitCode:
         return loaded.config.model_copy(update={"state_dir": str(state_dir_of(loaded))})
 
     config = load()
-    allow_open_files()
+    allow_open_files(ConfigError)
     set_up_logging(config.log.level, config.log.format, clock=monotonic_ns, environment=os.environ)
     daemon = build(
         config,

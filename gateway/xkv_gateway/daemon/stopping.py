@@ -8,9 +8,11 @@ import logging
 import os
 import signal
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.errors import ExitCode
+from xkv_process.signals import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,16 +40,11 @@ class StopRequest:
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
         """Listen to the signals inside the block."""
-        loop = asyncio.get_running_loop()
-        before = [(number, signal.getsignal(number)) for number in SIGNALS]
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
+        handlers = {number: partial(self._on_signal, number) for number in SIGNALS}
         try:
-            yield
+            with listening(asyncio.get_running_loop(), handlers):
+                yield
         finally:
-            for number, handler in before:
-                loop.remove_signal_handler(number)
-                signal.signal(number, handler)
             if self._timer is not None:
                 self._timer.cancel()
 

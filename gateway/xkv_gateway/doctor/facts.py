@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from xkv_gateway.process import open_files_allowed
 from xkv_nvmeof.lookup import look_up
+from xkv_process.open_files import open_files_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
