@@ -26,7 +26,7 @@ from xkv_nvmeof.spec import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xkv_nvmeof.dhchap.host import HostKeys
+    from xkv_nvmeof.dhchap.host import Authenticated, HostKeys
     from xkv_nvmeof.initiator_link import QueueLink
     from xkv_nvmeof.initiator_options import InitiatorOptions
 
@@ -99,7 +99,8 @@ async def _authenticate_if_due(
                 f"{what}: the controller requires authentication (DH-HMAC-CHAP), and this host has no key",
                 fault=Fault.HOST_KEY,
             )
-        await authenticate(link, keys, (options.host_nqn, nqn), entropy, what, deadline_ns)
+        nqns = (options.host_nqn, nqn)
+        link.authenticated = await authenticate(link, keys, nqns, entropy, what, deadline_ns)
     elif keys is not None and keys.controller is not None and nqn != DISCOVERY_NQN:
         # Whoever wants to pass for the controller would only have to ask for nothing.
         raise AuthenticationRefused(
@@ -115,8 +116,8 @@ async def authenticate(
     entropy: Callable[[int], bytes],
     what: str,
     deadline_ns: int,
-) -> None:
-    """Prove this host's identity on `link`, and see the controller's proven where there is a key for that.
+) -> Authenticated:
+    """Prove this host's identity on `link`, and see the controller's proven where there is a key for that; return how.
 
     `nqns` are those of the host and of the subsystem; `what` names the queue.
 
@@ -133,6 +134,7 @@ async def authenticate(
         last = session.conclude(await _verdict(link, what, deadline_ns))
         if last is not None:
             await _send(link, last, what, deadline_ns)
+        return session.outcome  # noqa: TRY300 - the end of the happy path
     except AuthenticationFailed as failed:
         if failed.farewell is not None:
             # The controller may be gone already; what went wrong is known all the same.

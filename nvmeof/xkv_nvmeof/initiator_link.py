@@ -21,6 +21,7 @@ from xkv_nvmeof.host_states import OVER, QueueState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from xkv_nvmeof.dhchap.host import Authenticated
     from xkv_nvmeof.host_command import Exchange
     from xkv_nvmeof.host_settings import QueueSettings
 
@@ -50,6 +51,8 @@ class QueueLink:
         self.core = HostQueue(settings)
         self.last_sent_ns = clock()
         """When bytes last left on this connection."""
+        self.authenticated: Authenticated | None = None
+        """How the two ends proved who they are; None: nobody asked."""
         self.on_room: Callable[[], None] | None = None
         """Called after a turn in which commands finished."""
         self._sock = sock

@@ -188,6 +188,7 @@ def _negotiated(
     association: Association, controller: IdentifyController, cntlid: int, entries: int
 ) -> Negotiated:
     grants = [link.core.granted for link in association.links if link.core.granted is not None]
+    proofs = [link.authenticated for link in association.links]
     assert association.namespace is not None
     return Negotiated(
         max_transfer_bytes=association.namespace.geometry.preferred_io_bytes,
@@ -200,4 +201,5 @@ def _negotiated(
         io_queues=len(grants),
         keep_alive_ms=association.keep_alive_ms,
         controller_id=cntlid,
+        authenticated=proofs[0] if all(proofs) else None,
     )

@@ -11,7 +11,7 @@ from xkv_nvmeof.spec import NQN_MAX_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xkv_nvmeof.dhchap.host import HostKeys
+    from xkv_nvmeof.dhchap.host import Authenticated, HostKeys
     from xkv_nvmeof.multipath import Access
 
 _MAX_PORT = 65_535
@@ -170,3 +170,5 @@ class Negotiated:
     keep_alive_ms: int
     """Keep-alive timeout in force, as the controller reports it."""
     controller_id: int
+    authenticated: Authenticated | None
+    """How both ends of every I/O queue proved who they are; None: nobody asked."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from xkv_gateway.cli.status import fetch_status
+from xkv_gateway.cli.status import _connection, fetch_status
 from xkv_gateway.errors import ExitCode, GatewayUnreachableError
 
 if TYPE_CHECKING:
@@ -60,3 +60,25 @@ def test_what_is_not_a_gateway_is_said_in_our_words_alone(answer: bytes, what: s
 def test_who_says_nothing_is_no_gateway() -> None:
     with answering(b"") as port, pytest.raises(GatewayUnreachableError, match="no gateway answers"):
         fetch_status("127.0.0.1", port)
+
+
+def test_each_kind_of_connection_has_its_words() -> None:
+    negotiated = {
+        "max_transfer_bytes": 1 << 20,
+        "in_capsule_bytes": 4096,
+        "header_digest": True,
+        "data_digest": False,
+        "queue_entries": 128,
+        "io_queues": 4,
+        "keep_alive_ms": 10_000,
+        "authenticated": None,
+    }
+    linux = {"node": "nvme0n1", "controllers": ["nvme0"], "io_timeout_ms": 5_000, "late_ms": 20_000}
+    attached = {"node": "loop0", "controllers": [], "io_timeout_ms": 30_000, "late_ms": 30_000}
+    assert _connection({}) == "none"
+    assert "not authenticated" in _connection(negotiated)
+    proved = {"hash": "SHA-256", "group": "NULL", "both_ways": False}
+    assert "(SHA-256, NULL, this host only)" in _connection({**negotiated, "authenticated": proved})
+    assert "through nvme0, connected by this gateway" in _connection({**linux, "connected by us": True})
+    assert "through nvme0, connected by somebody else" in _connection({**linux, "connected by us": False})
+    assert _connection(attached).startswith("by Linux, /dev/loop0, commands end within 30 s")

@@ -43,8 +43,16 @@ async def test_both_prove_themselves_and_a_wrong_key_ends_the_start_with_whose_i
         formatted = await command(home, "card", "format", url, "--state-dir", str(home / "op"), **right)
         assert formatted.code == ExitCode.OK, formatted.err
         async with serving(home / "state", "--card", url, card=None, **right) as gateway:
-            assert (await gateway.status())["card"]["state"] == "online"
-            log = gateway.log_text
+            status = (await gateway.status())["card"]
+            assert status["state"] == "online"
+            assert status["connection"]["authenticated"] == {
+                "hash": "SHA-512",
+                "group": "FFDHE8192",
+                "both_ways": True,
+            }
+            shown = (await run(home, "status", "--admin", gateway.admin)).out
+            assert "authenticated by DH-HMAC-CHAP (SHA-512, FFDHE8192, both ways)" in " ".join(shown.split())
+            log = gateway.log_text + str(status) + shown
         wrong = await _refused(home, url, settings_of(other, card))
         assert "does not accept this host's key" in wrong
         impostor = await _refused(home, url, settings_of(host, other))

@@ -182,6 +182,7 @@ def test_the_gateway_serves_a_card_that_linux_connects_and_disconnects_it_at_its
         assert card_status["connection"]["connected by us"] is True
         assert card_status["connection"]["io_timeout_ms"] == 10_000
         assert card_status["nqn"] == card["nqn"]
+        assert "connected by this gateway" in " ".join(guest.must(*GATEWAY, "status").split())
     finally:
         code = guest.end(pid)
         log = guest.sh("cat /tmp/serve.log")

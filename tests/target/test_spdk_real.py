@@ -369,6 +369,8 @@ async def test_the_right_keys_open_the_card_and_wrong_ones_do_not(
         assert set((await client.load("", b"", KEYS)).statuses) == {"ok"}
         [controller] = await target.client.call("nvmf_subsystem_get_controllers", {"nqn": NQN})
         assert controller["hostnqn"] == HOST_NQN
+        authenticated = (await gateway.status())["card"]["connection"]["authenticated"]
+        assert authenticated["both_ways"] is mutual
         assert await gateway.end() == ExitCode.OK
     right = dict(setup.fabric)
     for wrong in right if mutual else ["dhchap_key_file"]:

@@ -223,6 +223,8 @@ def _journal(facts: dict[str, Any]) -> str:
 def _connection(facts: dict[str, Any]) -> str:
     if not facts:
         return "none"
+    if "controllers" in facts:
+        return _through_linux(facts)
     digests = [name for name in ("header", "data") if facts[f"{name}_digest"]]
     paths = facts.get("paths", [])
     up = sum(path["connected"] for path in paths)
@@ -233,8 +235,28 @@ def _connection(facts: dict[str, Any]) -> str:
             f"transfers up to {format_size(facts['max_transfer_bytes'])}",
             f"in-capsule data up to {format_size(facts['in_capsule_bytes'])}",
             f"digests: {' and '.join(digests) or 'none'}",
+            _authenticated(facts["authenticated"]),
             f"keep-alive {facts['keep_alive_ms'] / 1000:g} s",
         )
+    )
+
+
+def _authenticated(facts: dict[str, Any] | None) -> str:
+    if facts is None:
+        return "not authenticated"
+    ways = "both ways" if facts["both_ways"] else "this host only"
+    return f"authenticated by DH-HMAC-CHAP ({facts['hash']}, {facts['group']}, {ways})"
+
+
+def _through_linux(facts: dict[str, Any]) -> str:
+    """Tell of a card that Linux has the connection to, or that somebody else attached."""
+    controllers = ", ".join(facts["controllers"])
+    whose = ""
+    if "connected by us" in facts:
+        whose = f", connected by {'this gateway' if facts['connected by us'] else 'somebody else'}"
+    return (
+        f"by Linux, /dev/{facts['node']}{f' through {controllers}' if controllers else ''}{whose},"
+        f" commands end within {facts['io_timeout_ms'] / 1000:g} s, late ones within {facts['late_ms'] / 1000:g} s"
     )
 
 

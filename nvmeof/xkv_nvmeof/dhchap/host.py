@@ -75,6 +75,17 @@ class HostKeys:
     groups: tuple[Group, ...] = ALL_GROUPS
 
 
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """How the two ends of a queue proved who they are; for status displays."""
+
+    hash: str
+    group: str
+    """Of Diffie and Hellman; NULL: none."""
+    both_ways: bool
+    """Whether the controller proved itself, too."""
+
+
 _NOT_OFFERED: Final = frozenset(
     {
         Explanation.PROTOCOL_NOT_USABLE,
@@ -98,6 +109,7 @@ class HostAuthentication:
         self._entropy = entropy
         self._expected = b""
         """The response with which the controller proves itself; nothing when it need not."""
+        self._challenge: Challenge | None = None
 
     def _step(self, event: HostEvent) -> None:
         self.state = HOST_TABLE[self.state, event]
@@ -116,7 +128,8 @@ class HostAuthentication:
         assert self.state is HostState.NEGOTIATED
         try:
             self._expect(MessageId.CHALLENGE, data)
-            reply = self._reply(Challenge.from_bytes(data))
+            self._challenge = Challenge.from_bytes(data)
+            reply = self._reply(self._challenge)
         except MessageError as error:
             raise self._broken(error) from None
         self._step(HostEvent.CHALLENGE)
@@ -144,6 +157,13 @@ class HostAuthentication:
             raise self._failed(Fault.CONTROLLER_KEY, detail, Explanation.FAILED)
         self._step(HostEvent.SUCCESS)
         return Success2(self._transaction).to_bytes()
+
+    @property
+    def outcome(self) -> Authenticated:
+        """How it was done, once `conclude` has returned."""
+        assert self._challenge is not None
+        hash_name, group = self._challenge.hash.name.replace("_", "-"), self._challenge.group.name
+        return Authenticated(hash_name, group, both_ways=bool(self._expected))
 
     # ---- inside ----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from xkv_nvmeof.command import Sgl
 from xkv_nvmeof.controller_types import SETUP_DEADLINE_NS
 from xkv_nvmeof.dhchap.controller import ControllerKeys
 from xkv_nvmeof.dhchap.crypto import Group, Hash
-from xkv_nvmeof.dhchap.host import Fault, HostAuthentication, HostKeys
+from xkv_nvmeof.dhchap.host import Authenticated, Fault, HostAuthentication, HostKeys
 from xkv_nvmeof.dhchap.messages import Challenge, Negotiate
 from xkv_nvmeof.dhchap.secret import DhchapSecret, new_dhchap_secret
 from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectFailed
@@ -65,6 +65,9 @@ async def test_the_right_key_opens_every_queue(
         keys = HostKeys(HOST, controller)
         device = await connect(card.ready["port"], card.ready["nqn"], dhchap=keys, io_queues=3, **how)
         assert device.queues_granted == 3
+        assert device.negotiated is not None
+        both = controller is not None
+        assert device.negotiated.authenticated == Authenticated("SHA-512", "FFDHE8192", both_ways=both)
         await device.write_from(0, [memoryview(b"x" * 4096)])
         await device.aclose()
 
