@@ -33,7 +33,7 @@ async def _format(address: TargetAddress) -> None:
     try:
         geometry = device.geometry
         await ownership.format_card(
-            CardBlocks(device),
+            CardBlocks(device, time.monotonic_ns),
             plan(geometry.size_bytes, geometry.block_bytes, AU_BYTES),
             ownership.facts_of(device),
             label="bench",

@@ -168,7 +168,7 @@ class Cards:
             flush=flush,
             exclusive=True,
         )
-        session = await open_card(device, CardBlocks(device), options)
+        session = await open_card(device, CardBlocks(device, time.monotonic_ns), options)
         area = _area_of(session.superblock.layout)
         store = CardStore(session.engine, device, area, None, time.monotonic_ns, session)
         run = asyncio.create_task(session.run(store))

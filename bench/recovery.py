@@ -133,7 +133,7 @@ async def new_card(
     options = InitiatorOptions(host_nqn=HOST_NQN, host_id=HOST_ID)
     address = TargetAddress(card.host, card.port, card.nqn, card.nsid)
     device = await TcpInitiator.connect(address, options, clock=monotonic_ns, entropy=entropy)
-    blocks = CardBlocks(device)
+    blocks = CardBlocks(device, monotonic_ns)
     geometry = device.geometry
     await ownership.format_card(
         blocks,

@@ -137,7 +137,7 @@ class Bench:
             exclusive=exclusive,
             format_blank=FormatWish(64 << 10, None),
         )
-        session = await open_card(device, CardBlocks(device), options)
+        session = await open_card(device, CardBlocks(device, self.loop.clock), options)
         layout = session.superblock.layout
         area = DataArea(layout.data.offset_bytes, layout.au_bytes, layout.block_bytes)
         store = CardStore(session.engine, device, area, None, self.loop.clock, session)
@@ -149,5 +149,7 @@ class Bench:
         return run
 
     async def superblock(self) -> Any:
-        found = await ownership.read_superblocks(CardBlocks(self.device()), self.medium.size_bytes)
+        found = await ownership.read_superblocks(
+            CardBlocks(self.device(), self.loop.clock), self.medium.size_bytes
+        )
         return found.superblock  # type: ignore[union-attr]

@@ -42,7 +42,9 @@ async def checked(bench: Bench, *, payload: bool = True) -> Report:
     """Check the card; nothing may be written."""
     before = (dict(bench.medium.durable), dict(bench.medium.cache))
     device = ReadOnly(bench.device())
-    checker = Checker(device, CardBlocks(device), limits_of, bench.loop.clock, lambda *_: None)
+    checker = Checker(
+        device, CardBlocks(device, bench.loop.clock), limits_of, bench.loop.clock, lambda *_: None
+    )
     await checker.run(payload=payload)
     assert (bench.medium.durable, bench.medium.cache) == before
     return checker.report
@@ -221,7 +223,7 @@ def test_a_flipped_bit_of_a_payload_is_found_with_payloads_and_only_then() -> No
 def test_a_look_tells_whose_card_it_is_how_many_objects_it_has_and_whether_somebody_has_it() -> None:
     async def work(bench: Bench) -> None:
         device = ReadOnly(bench.device())
-        blocks = CardBlocks(device)
+        blocks = CardBlocks(device, bench.loop.clock)
         assert (await look(device, blocks)).kind is Kind.BLANK
         run = await bench.open_owned("me")
         seen = await look(device, blocks)

@@ -229,7 +229,7 @@ class CrashBench:
         """Open the card. `exclusive`: nothing of the run before can land any more."""
         device = self.device(name)
         options = self.options(name, takeover=takeover, exclusive=exclusive)
-        session = await open_card(device, CardBlocks(device), options)
+        session = await open_card(device, CardBlocks(device, self.loop.clock), options)
         layout = session.superblock.layout
         area = DataArea(layout.data.offset_bytes, layout.au_bytes, layout.block_bytes)
         store = CardStore(session.engine, device, area, None, self.loop.clock, session)

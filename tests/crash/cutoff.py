@@ -146,7 +146,7 @@ def loser_acknowledges_nothing() -> None:
         await asyncio.sleep(0.05)
         taking = asyncio.create_task(bench.open("second", takeover=True))
         while not taken_at_ns:
-            found = await ownership.read_superblocks(CardBlocks(bench.device()), SIZE_BYTES)
+            found = await ownership.read_superblocks(CardBlocks(bench.device(), bench.loop.clock), SIZE_BYTES)
             if isinstance(found, Chosen) and found.superblock.owner == "second":
                 taken_at_ns.append(bench.loop.clock())
         second = await taking

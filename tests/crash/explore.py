@@ -169,7 +169,9 @@ async def use(life: Life) -> None:
 async def check(bench: CrashBench) -> None:
     """The offline check agrees that nothing is damaged."""
     device = bench.device()
-    checker = Checker(device, CardBlocks(device), limits_of, bench.loop.clock, lambda *_: None)
+    checker = Checker(
+        device, CardBlocks(device, bench.loop.clock), limits_of, bench.loop.clock, lambda *_: None
+    )
     await checker.run(payload=True)
     report: fsck.Report = checker.report
     if not report.clean:
@@ -187,7 +189,13 @@ async def format_again(bench: CrashBench, refused: Exception, found: Found) -> L
     layout = plan(device.geometry.size_bytes, device.geometry.block_bytes, AU_BYTES, OBJECTS_MAX)
     facts = ownership.facts_of(device)
     await ownership.format_card(
-        CardBlocks(device), layout, facts, label="", sequence=2, wall_ns=1, entropy=bench.rng.randbytes
+        CardBlocks(device, bench.loop.clock),
+        layout,
+        facts,
+        label="",
+        sequence=2,
+        wall_ns=1,
+        entropy=bench.rng.randbytes,
     )
     return await bench.open_owned()
 

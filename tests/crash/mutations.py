@@ -212,10 +212,10 @@ def by_death(name: str, *, reservations: bool = False) -> None:
     cut_by_death(_by_name(name, reservations=reservations))
 
 
-def by_changing_hands() -> None:
+def by_changing_hands(*seeds: int, reservations: bool = True) -> None:
     """Look for it by letting the card change hands."""
-    for seed in (7, *range(4)):
-        Hosts(_by_name("store", reservations=True).base(), seed).play()
+    for seed in seeds:
+        Hosts(_by_name("store", reservations=reservations).base(), seed).play()
 
 
 def by_seeds(*seeds: int, reopens_at_once: bool = False) -> None:
@@ -341,7 +341,21 @@ MUTATIONS: Final = (
         _of_reservation(_LeavesOthersRegistered),
         partial(by_death, "store", reservations=True),
     ),
-    Mutation("takes back what was taken", _of_reservation(_ReservesWhateverItFinds), by_changing_hands),
+    Mutation(
+        "takes back what was taken",
+        _of_reservation(_ReservesWhateverItFinds),
+        partial(by_changing_hands, 7, *range(4)),
+    ),
+    Mutation(
+        "a new checkpoint where a write of an old one may still land",
+        (
+            (
+                "xkv_gateway.card.echoes.Echoes.settled_at_ns",
+                lambda _echoes, _offset, _buffers, now_ns: now_ns,
+            ),
+        ),
+        partial(by_changing_hands, 25, reservations=False),
+    ),
     Mutation(
         "the journal goes on over a batch of unknown outcome",
         _of_session("JournalWriter", _OtherBytesAtTheSamePlace),

@@ -247,7 +247,7 @@ async def format_anew(bench: CrashBench) -> None:
     bench.told.formatting = True
     device = bench.device()
     geometry = device.geometry
-    found = await ownership.read_superblocks(CardBlocks(device), geometry.size_bytes)
+    found = await ownership.read_superblocks(CardBlocks(device, bench.loop.clock), geometry.size_bytes)
     assert isinstance(found, Chosen)
     owner = bench.options("formats").owner
     # As `card format --force` does.
@@ -255,9 +255,9 @@ async def format_anew(bench: CrashBench) -> None:
     ours = ownership.owned(
         before, owner, epoch=1 + before.stamp.epoch, run_id=bench.rng.randbytes(16), wall_ns=1
     )
-    await ownership.write_both(CardBlocks(device), ours, first_copy=1 - found.copy)
+    await ownership.write_both(CardBlocks(device, bench.loop.clock), ours, first_copy=1 - found.copy)
     await ownership.format_card(
-        CardBlocks(device),
+        CardBlocks(device, bench.loop.clock),
         plan(geometry.size_bytes, geometry.block_bytes, AU_BYTES, OBJECTS_MAX),
         ownership.facts_of(device),
         label="anew",

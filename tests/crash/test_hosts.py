@@ -73,18 +73,24 @@ async def formatted_anew(bench: CrashBench) -> None:
     layout = plan(bench.medium.size_bytes, bench.medium.block_bytes, AU_BYTES, OBJECTS_MAX)
     facts = ownership.facts_of(device)
     await ownership.format_card(
-        CardBlocks(device), layout, facts, label="", sequence=99, wall_ns=1, entropy=bench.rng.randbytes
+        CardBlocks(device, bench.loop.clock),
+        layout,
+        facts,
+        label="",
+        sequence=99,
+        wall_ns=1,
+        entropy=bench.rng.randbytes,
     )
 
 
 async def taken(bench: CrashBench) -> None:
     device = bench.device()
-    found = await ownership.read_superblocks(CardBlocks(device), device.geometry.size_bytes)
+    found = await ownership.read_superblocks(CardBlocks(device, bench.loop.clock), device.geometry.size_bytes)
     assert isinstance(found, Chosen)
     stamp = found.superblock.stamp
     owner = bench.options("thief").owner
     theirs = ownership.owned(found.superblock, owner, epoch=stamp.epoch + 1, run_id=bytes(16), wall_ns=1)
-    await ownership.write_both(CardBlocks(device), theirs, first_copy=0)
+    await ownership.write_both(CardBlocks(device, bench.loop.clock), theirs, first_copy=0)
 
 
 async def overwritten(bench: CrashBench) -> None:

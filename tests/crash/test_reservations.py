@@ -312,7 +312,7 @@ def test_faults_while_it_is_reserved_refuse_the_card_or_end_the_run_and_nothing_
         device = bench.device("second")
         device.faults = replace(FAULTS, fail_probability=0.1, break_probability=0.05)
         with contextlib.suppress(CardUnavailableError, CardLost):
-            second = await open_card(device, CardBlocks(device), bench.options("second"))
+            second = await open_card(device, CardBlocks(device, bench.loop.clock), bench.options("second"))
             assert second.reservation is not None
         await device.aclose()
         last = await bench.open_owned("last", takeover=True, exclusive=False)

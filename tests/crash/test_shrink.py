@@ -93,7 +93,9 @@ def test_what_is_beyond_the_end_is_gone_and_the_rest_is_served_on_a_smaller_card
         await bench.told.judge(life)
         assert await life.stop()
         device = bench.device()
-        checker = Checker(device, CardBlocks(device), limits_of, bench.loop.clock, lambda *_: None)
+        checker = Checker(
+            device, CardBlocks(device, bench.loop.clock), limits_of, bench.loop.clock, lambda *_: None
+        )
         await checker.run(payload=True)
         assert checker.report.clean, checker.report.findings
         again = await bench.open_owned()

@@ -224,11 +224,11 @@ class WarmWorld(World):
         device = SimDevice(self._loop, self._medium, self._rng, Faults(settle_ns=self._faults.settle_ns))
         options = self._options(self._loop, self._rng.randbytes, exclusive=False)
         try:
-            session = await open_card(device, CardBlocks(device), options)
+            session = await open_card(device, CardBlocks(device, options.clock), options)
         except CardUnavailableError:
             # A beat of the dead process landed late, so that it seemed to live. Once nothing can land any more, it must open.
             await asyncio.sleep(self._faults.settle_ns / 1e9)
-            session = await open_card(device, CardBlocks(device), options)
+            session = await open_card(device, CardBlocks(device, options.clock), options)
         layout = session.superblock.layout
         area = DataArea(layout.data.offset_bytes, layout.au_bytes, layout.block_bytes)
         store = CardStore(session.engine, device, area, None, self._loop.clock, session)
@@ -290,7 +290,9 @@ class WarmWorld(World):
         async def work() -> None:
             device = SimDevice(loop, medium, random.Random(0), Faults())
             options = self._options(loop, random.Random(0).randbytes, exclusive=True)
-            found.append(replay_of((await open_card(device, CardBlocks(device), options)).engine))
+            found.append(
+                replay_of((await open_card(device, CardBlocks(device, options.clock), options)).engine)
+            )
 
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(None)

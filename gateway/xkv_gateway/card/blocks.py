@@ -1,7 +1,8 @@
 """Reads and writes of the card's own structures, patient where the outcome is unknown.
 
 A block of ours whose write has an unknown outcome may still be written by the target, late. So it is written again
-with the same bytes, and nothing else, until that write certainly succeeded (R4): whichever comes last, the block is what it should be.
+with the same bytes until that certainly succeeded, and with other bytes only when the first one is settled (R4, `echoes`): whichever
+comes last, the block is what it should be.
 
 A target that loses its power between a write and the flush that is to cover it has lost the write, and its flush succeeds once it is
 back. So both have to belong to one incarnation of the device; otherwise the write is repeated, and the flush with it.
@@ -13,11 +14,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from xkv_gateway.card.echoes import Echoes
 from xkv_nvmeof.blockdev import (
     CommandFailed,
     DataCorrupted,
     DeviceError,
     DeviceState,
+    OutcomeUnknown,
     ReservationConflict,
 )
 
@@ -41,10 +44,17 @@ class CardFailed(Exception):  # noqa: N818
 
 
 class CardBlocks:
-    """Patient access to the card's structures."""
+    """Patient access to the card's structures.
 
-    def __init__(self, device: BlockDevice) -> None:
+    Args:
+        device: the card.
+        clock: monotonic ns, the device's own.
+    """
+
+    def __init__(self, device: BlockDevice, clock: Callable[[], int]) -> None:
         self._device = device
+        self._clock = clock
+        self._echoes = Echoes()
         self._online = asyncio.Event()
         self._connections = 0
         self._trusted = 0
@@ -149,10 +159,12 @@ class CardBlocks:
         views = [memoryview(buffer) for buffer in buffers]
         refusals = 0
         while True:
+            if self._echoes:
+                await self._settled(offset_bytes, views)
             await self.writable()
             incarnation = self._device.incarnation
             try:
-                await self._device.write_from(offset_bytes, views)
+                await self._send(offset_bytes, views)
                 if written is not None:
                     written()
                 if flush:
@@ -171,6 +183,26 @@ class CardBlocks:
                     "writing at %d again: the target may have lost its power before the flush", offset_bytes
                 )
             await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _send(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        """Write once, and note what may still come of it."""
+        try:
+            await self._device.write_from(offset_bytes, views)
+        except OutcomeUnknown as error:
+            self._echoes.add(offset_bytes, views, error.settles_at_ns)
+            raise
+        except asyncio.CancelledError:
+            # Where that has cut the write short, its association has ended, and the device knows until when it may come.
+            self._echoes.add(offset_bytes, views, self._device.settles_at_ns)
+            raise
+
+    async def _settled(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        """Return when nothing else that was sent to these blocks can land there any more."""
+        while (now_ns := self._clock()) < (at_ns := self._echoes.settled_at_ns(offset_bytes, views, now_ns)):
+            log.info(
+                "writing at %d in %.1f s, when an earlier write is over", offset_bytes, (at_ns - now_ns) / 1e9
+            )
+            await asyncio.sleep((at_ns - now_ns) / 1e9)
 
     def draft(self) -> Draft:
         """Return a group of writes that are made durable together."""

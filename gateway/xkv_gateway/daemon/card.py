@@ -117,7 +117,7 @@ async def open_attached(
         format_blank=FormatWish(config.card.au, config.card.max_objects) if soft else None,
     )
     device = attached.device
-    session = await open_card(device, CardBlocks(device), options)
+    session = await open_card(device, CardBlocks(device, options.clock), options)
     layout = session.superblock.layout
     if layout.au_bytes != config.card.au and "au" in config.card.model_fields_set:
         log.warning("card.au is ignored: the card was formatted with units of %d bytes", layout.au_bytes)

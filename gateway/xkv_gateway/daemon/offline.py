@@ -86,7 +86,7 @@ async def _card_at(
     )
     device: BlockDevice = ReadOnly(attached.device) if read_only else attached.device
     try:
-        yield attached, device, CardBlocks(device)
+        yield attached, device, CardBlocks(device, door.clock)
     except FormatError as error:
         raise refusal_of(error) from error
     except (DeviceError, CardFailed, CardLost, TimeoutError) as error:
