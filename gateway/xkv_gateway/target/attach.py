@@ -167,7 +167,7 @@ async def attach(
                     device = await KernelDevice.connect(way, options, clock=clock, entropy=entropy)
                 case NodeCardUrl():
                     advice = "Is it attached, free, and may this user open it?"
-                    node = NodeWay(url.path, read_only=read_only)
+                    node = NodeWay(url.path, options, read_only=read_only)
                     device = await KernelDevice.connect(node, options, clock=clock, entropy=entropy)
                 case _:
                     portals = url.portals if isinstance(url, TcpCardUrl) else ()

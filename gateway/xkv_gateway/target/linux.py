@@ -7,7 +7,7 @@ import contextlib
 import errno
 import grp
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xkv_gateway.errors import CardUnavailableError, ConfigError
@@ -50,7 +50,7 @@ async def connect(url: KernelCardUrl, options: InitiatorOptions, group: str | No
     # Nobody will be there to connect it again.
     link = FabricLink(options, NvmeTool(), for_ever=True)
     try:
-        traddr = await resolve(TargetAddress(url.host, url.port, url.nqn, url.nsid), options.admits)
+        traddr = await resolve(TargetAddress(url.host, url.port, url.nqn, url.nsid), options)
         controller, namespace = await link.up(
             traddr, url.port, Wanted(url.nqn, url.nsid, url.nguid, url.uuid)
         )
@@ -60,7 +60,7 @@ async def connect(url: KernelCardUrl, options: InitiatorOptions, group: str | No
             advice="Is the target running, and does it allow this host (nvme.host_nqn)? Is the NQN right?",
         ) from None
     if link.ours:
-        tune(controller, options)
+        await tune(controller, options)
     node = DEV / namespace.node
     if group_id is not None:
         try:
@@ -87,7 +87,9 @@ async def disconnect(url: KernelCardUrl, options: InitiatorOptions) -> str | Non
         CardUnavailableError: its namespace is in use, or Linux keeps it.
     """
     try:
-        traddr = await resolve(TargetAddress(url.host, url.port, url.nqn, url.nsid), None)
+        # What is connected may be disconnected, wherever it is.
+        everywhere = replace(options, admits=None)
+        traddr = await resolve(TargetAddress(url.host, url.port, url.nqn, url.nsid), everywhere)
     except DeviceError as error:
         raise CardUnavailableError(f"{url}: {error}") from None
     peer = Peer(url.nqn, traddr, url.port, options.host_nqn, options.host_id)

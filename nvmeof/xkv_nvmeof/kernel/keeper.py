@@ -7,6 +7,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from xkv_nvmeof.aside import Aside
 from xkv_nvmeof.blockdev import DeviceCounters, DeviceState
 from xkv_nvmeof.initiator_errors import ConnectFailed
 from xkv_nvmeof.initiator_open import check_identity
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from xkv_nvmeof.blockdev import Geometry
     from xkv_nvmeof.initiator_options import InitiatorOptions
+    from xkv_nvmeof.kernel.file import BlockFile
     from xkv_nvmeof.kernel.ways import Opened, Way
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ UNSEEN_MS_MAX: Final = 900
 """Linux waits for a second or more before it connects anew: who looks at least so often sees each controller that was lost."""
 RECONNECT_DELAY_MAX_MS: Final = 2_000
 """A start of nvme-cli each: rarer than attempts of an initiator of our own, often enough to be back within seconds."""
+CLOSINGS_MAX: Final = 16
+_closings: Final = Aside("card-close", CLOSINGS_MAX, "too many devices are being closed already")
 
 
 class Use:
@@ -38,6 +42,7 @@ class Use:
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
         self.given_up = False
+        self.closing: asyncio.Task[None] | None = None
         self.running: dict[int, int] = {}
         """Number of a call -> when it began."""
         self._next = 0
@@ -61,7 +66,15 @@ class Use:
 
     def _close_if_over(self) -> None:
         if self.given_up and not self.running:
-            self.opened.file.close()
+            self.closing = asyncio.create_task(_close(self.opened.file), name="card-close")
+
+
+async def _close(file: BlockFile) -> None:
+    """Close it, in a thread: Linux may keep who closes a device while its controller is silent."""
+    try:
+        await _closings.run(file.close)
+    except OSError as error:
+        log.warning("the device was not closed in order: %s", error.strerror)
 
 
 class KernelKeeper:
@@ -208,7 +221,7 @@ class KernelKeeper:
                 try:
                     check_identity(self.opened.identity, opened.identity)
                 except ConnectFailed:
-                    opened.file.close()
+                    await _close(opened.file)
                     await self._way.leave()
                     raise
             except ConnectFailed as error:
@@ -233,6 +246,8 @@ class KernelKeeper:
                     while use.running:  # noqa: ASYNC110 - seldom any is left
                         await asyncio.sleep(0.01)
             use.give_up()
+            if use.closing is not None:
+                await asyncio.wait((use.closing,), timeout=self._options.close_timeout_ms / 2000)
         await self._way.leave()
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from xkv_nvmeof.aside import Aside
 from xkv_nvmeof.blockdev import DeviceIdentity, Geometry
 from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered, NamespaceUnusable
 from xkv_nvmeof.kernel import sysfs
@@ -25,8 +26,6 @@ from xkv_nvmeof.kernel.view import Subsystem, Wanted, namespace_of, subsystem_of
 from xkv_nvmeof.lookup import look_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from xkv_nvmeof.initiator_options import InitiatorOptions, TargetAddress
     from xkv_nvmeof.kernel.tool import NvmeTool
 
@@ -38,6 +37,8 @@ LISTENS_S: Final = 1.0
 ALLOWED_POLL_S: Final = 0.05
 FOREVER_MS: Final = 600_000
 """Taken for "for ever", where whoever attached a device lets Linux keep commands without an end."""
+TUNINGS_MAX: Final = 4
+_tunings: Final = Aside("nvme-times", TUNINGS_MAX, "Linux does not come back from it")
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ class FabricWay:
         self._address = address
         self._options = options
         self._wanted = wanted
-        self._read_only = read_only
+        self._opener = Opener(options.connect_timeout_ms, read_only=read_only)
         self._link = FabricLink(options, tool)
 
     async def open(self, expected: DeviceIdentity | None) -> Opened:
@@ -94,20 +95,19 @@ class FabricWay:
             ConnectFailed: or a subclass.
         """
         wanted = _pinned(self._wanted, expected)
-        try:
-            async with asyncio.timeout(self._options.connect_timeout_ms / 1000):
-                traddr = await resolve(self._address, self._options.admits)
-        except TimeoutError:
-            raise ConnectUnanswered(f"{self._address.host}: its address could not be found in time") from None
+        traddr = await resolve(self._address, self._options)
         try:
             controller, namespace = await self._link.up(traddr, self._address.port, wanted)
         except NotConnected as error:
-            if error.cause is not Cause.REFUSED or await _listens(traddr, self._address.port):
-                raise
-            raise ConnectUnanswered(str(error)) from error
+            # Somebody who may connect may do so in a moment; nobody listens there, but may.
+            by_others = error.cause is Cause.NOT_ROOT
+            absent = error.cause is Cause.REFUSED and not await _listens(traddr, self._address.port)
+            if by_others or absent:
+                raise ConnectUnanswered(str(error)) from error
+            raise
         try:
             if self._link.ours:
-                tune(controller, self._options)
+                await tune(controller, self._options)
             opened = await self._open_soon(namespace.node)
         except BaseException:
             await self._link.down()
@@ -122,7 +122,7 @@ class FabricWay:
         until = loop.time() + self._options.connect_timeout_ms / 1000
         while True:
             try:
-                return _open(DEV / node, node, read_only=self._read_only)
+                return await self._opener.open(DEV / node, node)
             except NamespaceUnusable as error:
                 if not isinstance(error.__cause__, PermissionError) or loop.time() >= until:
                     raise
@@ -136,9 +136,9 @@ class FabricWay:
 class NodeWay:
     """A block device that is there. After it was away it is found by its identity, where that says more than its path."""
 
-    def __init__(self, path: Path, *, read_only: bool) -> None:
+    def __init__(self, path: Path, options: InitiatorOptions, *, read_only: bool) -> None:
         self._path = path
-        self._read_only = read_only
+        self._opener = Opener(options.connect_timeout_ms, read_only=read_only)
 
     async def open(self, expected: DeviceIdentity | None) -> Opened:
         """Open it.
@@ -153,11 +153,41 @@ class NodeWay:
                 raise ConnectFailed(
                     f"namespace {expected.nsid} of {expected.nqn} is not attached to this host"
                 )
-            return _open(DEV / namespace.node, namespace.node, read_only=self._read_only)
-        return _open(self._path, None, read_only=self._read_only)
+            return await self._opener.open(DEV / namespace.node, namespace.node)
+        return await self._opener.open(self._path, None)
 
     async def leave(self) -> None:
         """Leave it attached: somebody else did that."""
+
+
+class Opener:
+    """Opens nodes in a thread, one at a time: while a controller is silent Linux keeps who opens its namespace, beyond any kill."""
+
+    def __init__(self, timeout_ms: int, *, read_only: bool) -> None:
+        self._timeout_ms = timeout_ms
+        self._read_only = read_only
+        self._aside = Aside("card-open", 1, "Linux still has not opened it for an attempt from before")
+
+    async def open(self, path: Path, node: str | None) -> Opened:
+        """Open a node and tell what it is; `node` is the name in sysfs that it has to have.
+
+        Raises:
+            NamespaceUnusable: it is something else, is in use, or cannot be used whole.
+            ConnectUnanswered: it is not there, or Linux does not open it.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                return await self._aside.run(
+                    lambda: _open(path, node, read_only=self._read_only), late=_give_back
+                )
+        except TimeoutError:
+            raise ConnectUnanswered(f"{path}: Linux did not open it in time") from None
+        except OSError as error:
+            raise ConnectUnanswered(f"{path}: {error.strerror}") from None
+
+
+def _give_back(opened: Opened) -> None:
+    opened.file.close()
 
 
 def _pinned(wanted: Wanted, expected: DeviceIdentity | None) -> Wanted:
@@ -167,14 +197,17 @@ def _pinned(wanted: Wanted, expected: DeviceIdentity | None) -> Wanted:
     return Wanted(wanted.nqn, wanted.nsid, expected.nguid, expected.uuid)
 
 
-async def resolve(address: TargetAddress, admits: Callable[[str], bool] | None) -> str:
-    """Return the numeric address: nvme-cli does not know names in all its versions."""
+async def resolve(address: TargetAddress, options: InitiatorOptions) -> str:
+    """Return the numeric address, one that the options admit: nvme-cli does not know names in all its versions."""
     try:
-        found = await look_up(address.host, address.port)
+        async with asyncio.timeout(options.connect_timeout_ms / 1000):
+            found = await look_up(address.host, address.port)
+    except TimeoutError:
+        raise ConnectUnanswered(f"{address.host}: its address could not be found in time") from None
     except (OSError, UnicodeError) as error:
         raise ConnectUnanswered(f"{address.host}: {getattr(error, 'strerror', None) or error}") from error
     for entry in found:
-        if admits is None or admits(str(entry[4][0])):
+        if options.admits is None or options.admits(str(entry[4][0])):
             return str(entry[4][0])
     raise ConnectFailed(f"{found[0][4][0]} is no address where a card may be")
 
@@ -327,8 +360,19 @@ def _late_ms(subsystem: Subsystem | None, queue: sysfs.Queue) -> tuple[int, int]
     return io_timeout_ms, late_ms
 
 
-def tune(controller: str, options: InitiatorOptions) -> None:
-    """Tell Linux how long commands may take, and how long they wait for a controller that is away: nvme-cli has no flag for it."""
+async def tune(controller: str, options: InitiatorOptions) -> None:
+    """Tell Linux how long commands may take, and how long they wait for a controller that is away: nvme-cli has no flag for it.
+
+    Some kernels take such a word only when no command is under way, so that it may last as long as a controller is silent.
+    """
+    try:
+        async with asyncio.timeout(options.connect_timeout_ms / 1000):
+            await _tunings.run(lambda: _tune(controller, options))
+    except OSError as error:
+        log.warning("the times of %s stay as they are: %s", controller, error.strerror or "Linux is silent")
+
+
+def _tune(controller: str, options: InitiatorOptions) -> None:
     fail_after_s = max(1, options.keep_alive_ms // 2000)
     folder = sysfs.SYSFS / "class" / "nvme" / controller
     wanted = [(place, options.command_timeout_ms) for place in sysfs.timeouts(folder)]

@@ -30,7 +30,7 @@ from xkv_nvmeof.initiator_options import InitiatorOptions
 from xkv_nvmeof.kernel import sysfs
 from xkv_nvmeof.kernel.device import KernelDevice
 from xkv_nvmeof.kernel.file import BlockFile
-from xkv_nvmeof.kernel.ways import NodeWay, Opened, geometry_of
+from xkv_nvmeof.kernel.ways import NodeWay, Opened, geometry_of, tune
 
 from .fake_sysfs import NQN, FakeSysfs
 
@@ -63,6 +63,8 @@ class Broken(FileOfBlocks):
         self.asked = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
+        self.closes = threading.Event()
+        self.closes.set()
 
     def _transfer(self, *arguments: Any) -> None:
         self.asked.set()
@@ -70,6 +72,10 @@ class Broken(FileOfBlocks):
         if self.fails is not None:
             raise OSError(self.fails, os.strerror(self.fails))
         super()._transfer(*arguments)
+
+    def close(self) -> None:
+        assert self.closes.wait(BACK_S)
+        super().close()
 
 
 class FileWay:
@@ -165,7 +171,7 @@ def loop(tmp_path: Path) -> Iterator[Path]:
 class TestLoop(BlockDeviceContract):
     @pytest.fixture
     async def device(self, loop: Path) -> AsyncIterator[KernelDevice]:
-        device = await connect(NodeWay(loop, read_only=False))
+        device = await connect(NodeWay(loop, options(), read_only=False))
         yield device
         await device.aclose()
 
@@ -174,10 +180,10 @@ class TestLoop(BlockDeviceContract):
 
 
 async def test_a_device_in_use_is_refused_but_can_be_looked_at(loop: Path) -> None:
-    device = await connect(NodeWay(loop, read_only=False))
+    device = await connect(NodeWay(loop, options(), read_only=False))
     with pytest.raises(NamespaceUnusable, match="in use"):
-        await connect(NodeWay(loop, read_only=False))
-    looking = await connect(NodeWay(loop, read_only=True))
+        await connect(NodeWay(loop, options(), read_only=False))
+    looking = await connect(NodeWay(loop, options(), read_only=True))
     assert await read(looking, 0, 4096) == bytes(4096)
     with pytest.raises((CommandFailed, OutcomeUnknown)):
         await looking.write_from(0, [memoryview(bytes(4096))])
@@ -196,9 +202,92 @@ async def test_what_is_no_block_device_is_never_opened_or_made(tmp_path: Path, k
         case "character device":
             path = Path("/dev/null")
     with pytest.raises(ConnectUnanswered if kind == "none" else NamespaceUnusable):
-        await connect(NodeWay(path, read_only=False))
+        await connect(NodeWay(path, options(), read_only=False))
     assert kind != "none" or not path.exists()
     assert kind != "file" or path.read_bytes() == b"mine"
+
+
+# --- Linux is silent ----------------------------------------------------------------------------------------------------
+
+
+def ended(name: str) -> None:
+    """Wait for the threads of that name."""
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(BACK_S)
+
+
+async def test_a_node_that_linux_does_not_look_at_is_given_up_in_time_and_tried_by_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, released, stat = tmp_path / "nvme0n1", threading.Event(), os.stat
+
+    def hanging(which: Any, **how: Any) -> os.stat_result:
+        if which == path:
+            assert released.wait(BACK_S)
+        return stat(which, **how)
+
+    monkeypatch.setattr(os, "stat", hanging)
+    way = NodeWay(path, options(connect_timeout_ms=50), read_only=False)
+    with pytest.raises(ConnectUnanswered, match="did not open it in time"):
+        await way.open(None)
+    with pytest.raises(ConnectUnanswered, match="an attempt from before"):
+        await way.open(None)
+    released.set()
+    ended("card-open")
+    with pytest.raises(ConnectUnanswered, match="No such file"):
+        await way.open(None)
+
+
+async def test_a_device_that_was_opened_too_late_is_given_back(
+    loop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, opens = threading.Event(), os.open
+
+    def hanging(which: Any, *how: Any, **more: Any) -> int:
+        if which == loop:
+            assert released.wait(BACK_S)
+        return opens(which, *how, **more)
+
+    monkeypatch.setattr(os, "open", hanging)
+    way = NodeWay(loop, options(connect_timeout_ms=50), read_only=False)
+    with pytest.raises(ConnectUnanswered, match="did not open it in time"):
+        await way.open(None)
+    released.set()
+    ended("card-open")
+    await asyncio.sleep(0)
+    device = await connect(NodeWay(loop, options(), read_only=False))
+    assert device.state is DeviceState.ONLINE
+    await device.aclose()
+
+
+async def test_a_device_that_linux_does_not_let_go_of_holds_up_no_end(way: FileWay) -> None:
+    device = await connect(way, close_timeout_ms=100)
+    assert way.file is not None
+    way.file.closes.clear()
+    await device.aclose()
+    assert way.left == 1
+    os.fstat(way.file.descriptor)
+    way.file.closes.set()
+    ended("card-close")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(way.file.descriptor)
+
+
+async def test_times_that_linux_does_not_take_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeSysfs(tmp_path)
+    fake.controller()
+    place = tmp_path / "class/nvme/nvme0/fast_io_fail_tmo"
+    place.unlink()
+    os.mkfifo(place)
+    monkeypatch.setattr(sysfs, "SYSFS", tmp_path)
+    await tune("nvme0", options(connect_timeout_ms=50))
+    assert "the times of nvme0 stay as they are" in caplog.text
+    reader = os.open(place, os.O_RDONLY | os.O_NONBLOCK)
+    ended("nvme-times")
+    os.close(reader)
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
@@ -344,5 +433,7 @@ async def test_closing_does_not_wait_for_a_command_that_hangs(way: FileWay) -> N
     way.file.answers.set()
     # It ends when Linux has ended it, and only then the file is closed.
     assert await reading == bytes(4096)
+    [closing] = (task for task in asyncio.all_tasks() if task.get_name() == "card-close")
+    await closing
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(way.file.descriptor)
