@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from xkv_process.files import regular_only
 from xkv_rpc.doors import KEY_CHARACTERS, ClientKeys, KeyPair
 from xkv_rpc.errors import XkvRpcError
 from xkv_rpc.porter import is_key, public_key_of
@@ -59,7 +60,7 @@ def read_certificate(path: Path, *, secret: bool = False, private: bool = True) 
         CertificateError: It is not there, not one, or open to others.
     """
     try:
-        with path.open("rb") as stream:
+        with open(path, "rb", opener=regular_only) as stream:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
             raw = stream.read(CERTIFICATE_BYTES_MAX + 1)
     except OSError as error:

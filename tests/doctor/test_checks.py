@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ import pytest
 from tests.e2e.gateway import alive, run
 from tests.target.fake_spdk import fake_spdk
 from tests.target.model_spdk import ModelVolumes
+from tests.target.settings import AIO
+from xkv_gateway.cli import doctor as command
 from xkv_gateway.config import Config
 from xkv_gateway.doctor import facts
 from xkv_gateway.doctor.checks import Finding, Level, examine
@@ -106,6 +109,7 @@ def test_a_healthy_host_is_in_order(settings: dict[str, Any]) -> None:
         ({"reaches": (Reach("t", 1, ("10.20.0.5",), None, 40.0),)}, {}, "target t:1", Level.NOTE),
         ({"reaches": (Reach("t", 1, ("10.20.0.5",), problem="refused"),)}, {}, "target t:1", Level.PROBLEM),
         ({"files": (FileFact("f", "/k", exists=False),)}, {}, "f", Level.PROBLEM),
+        ({"files": (FileFact("f", "/k", exists=False, answers=False),)}, {}, "f", Level.PROBLEM),
         ({"files": (FileFact("target.hosts k", "/k", exists=False),)}, {}, "target.hosts k", Level.NOTE),
         ({"files": (FileFact("f", "/k", exists=True, mode=0o600, owner=7),)}, {}, "f", Level.NOTE),
         ({"files": (FileFact("f", "/k", exists=True, mode=0o644),)}, {}, "f", Level.PROBLEM),
@@ -196,9 +200,78 @@ async def test_the_command_judges_ports_and_the_target_and_its_exit_code_tells(t
     findings = {entry["check"]: entry for entry in document["findings"]}
     assert "inside the storage network" in findings["ports"]["text"]
     assert "steps are missing" in findings["target"]["text"]
-    assert findings["target 127.0.5.1:1"]["level"] == "problem"
+    assert findings["target"]["level"] == "note"
+    # `serve` makes the target before it connects.
+    assert findings["target 127.0.5.1:1"]["level"] == "note"
+    assert "nobody listens there yet" in findings["target 127.0.5.1:1"]["text"]
     plain = await run(tmp_path, "doctor")
     assert (plain.code == ExitCode.OK) is ("0 problems" in plain.out)
+
+
+@pytest.mark.parametrize("state", ["away", "refused", "store missing", "hangs"])
+async def test_where_serve_would_not_make_the_target_nobody_who_listens_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    model = ModelVolumes()
+    settings: dict[str, Any] = {
+        "nqn": "nqn.2014-08.com.example:card0",
+        "listeners": ("127.0.5.1:1",),
+        "allow_any_host": True,
+        "bdev": AIO,
+    }
+    async with fake_spdk(tmp_path / "s", model.handle) as fake:
+        match state:
+            case "away":
+                await fake.stop()
+            case "refused":
+                model.add_bdev("xkv-bdev0", "Malloc disk", 64 << 20, 4096)
+            case "store missing":
+                model.add_bdev("theirs", "Malloc disk", 256 << 20, 4096)
+                settings["bdev"] = {"kind": "existing", "name": "theirs"}
+                settings["lvol"] = {"name": "xkv-card", "size": 64 << 20}
+            case _:
+                monkeypatch.setattr(command, "TARGET_TIMEOUT_S", 0.1)
+                fake.script = silent
+        config = Config.model_validate({"target": {"rpc": str(fake.path), **settings}})
+        found, coming = await command._target(config, StorageNetworks(["127.0.5.0/24"]), None)
+    [finding] = found
+    assert (finding.level, coming) == (Level.PROBLEM, frozenset()), finding
+    assert finding.advice
+
+
+async def silent(_request: dict[str, Any], _writer: asyncio.StreamWriter) -> bool:
+    return True
+
+
+async def test_a_file_system_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, stat = threading.Event(), os.stat
+    silent_place, key = tmp_path / "away", tmp_path / "key"
+    key.touch(0o600)
+
+    def hanging(which: Any, **how: Any) -> os.stat_result:
+        if str(which).startswith(str(silent_place)):
+            assert released.wait(60)
+        return stat(which, **how)
+
+    monkeypatch.setattr(os, "stat", hanging)
+    monkeypatch.setattr(facts, "FILES_TIMEOUT_S", 0.1)
+    questions = Questions(files=(("k", str(key)), ("m", str(silent_place / "m"))), state_dir=silent_place)
+    found = await gather(questions, root=tmp_path, wall_s=time.time())
+    released.set()
+    assert [fact.answers for fact in found.files] == [True, False]
+    assert "does not answer" in found.state_dir_problem
+    named = replace(HEALTHY, files=found.files, state_dir_problem=found.state_dir_problem)
+    problems = {finding.check for finding in bad(named) if finding.level is Level.PROBLEM}
+    assert problems == {"m", "state directory"}
+
+
+async def test_a_tool_that_cannot_be_run_did_not_tell(tmp_path: Path) -> None:
+    path = tmp_path / "tool"
+    path.write_bytes(b"\0 no program")
+    path.chmod(0o755)
+    assert await facts._tool(str(path)) is None
 
 
 async def test_what_a_tool_says_is_read_to_its_end(tmp_path: Path) -> None:

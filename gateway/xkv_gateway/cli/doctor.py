@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,7 +17,7 @@ from xkv_gateway.clock import monotonic_ns
 from xkv_gateway.config.target import NVMF_PORT, split_address
 from xkv_gateway.daemon.ports import TokenBox, judge
 from xkv_gateway.doctor.checks import Finding, Level, examine
-from xkv_gateway.doctor.facts import Questions, gather
+from xkv_gateway.doctor.facts import Questions, gather, in_time
 from xkv_gateway.errors import ExitCode, GatewayError
 from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.target import spdk
@@ -26,9 +26,12 @@ from xkv_gateway.target.plan import plan
 from xkv_rpc.spdk import SpdkClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from xkv_gateway.config import Config
+    from xkv_gateway.target.plan import Plan
+
+TARGET_TIMEOUT_S: Final = 10.0
+"""For all that is asked of the target: one that begins, or is very slow, is asked again by whoever wants to know."""
+Address = tuple[str, int]
 
 
 @click.command()
@@ -63,16 +66,15 @@ async def _examine(config: Config, state_dir: Path) -> list[Finding]:
         pci=config.target.bdev.pci,
         state_dir=state_dir,
     )
-    findings = examine(await gather(questions, wall_s=time.time()), config, storage)
-    findings.append(
-        _judged("ports", "may all be opened where they are configured", lambda: _ports(config, directory))
+    facts, ports, (target, coming) = await asyncio.gather(
+        gather(questions, wall_s=time.time()),
+        _ports(config, directory),
+        _target(config, storage, directory),
     )
-    if config.target.rpc is not None:
-        findings.append(await _target(config, storage, directory))
-    return findings
+    return [*examine(facts, config, storage, coming), ports, *target]
 
 
-def _targets(config: Config) -> tuple[tuple[str, int], ...]:
+def _targets(config: Config) -> tuple[Address, ...]:
     """Return where the card is, and where the target shall listen."""
     found = []
     if config.card.url is not None:
@@ -102,37 +104,69 @@ def _files(config: Config) -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys((setting, path) for setting, path in named if path and path.startswith("/")))
 
 
-def _ports(config: Config, credentials: Path | None) -> None:
-    judge(config, TokenBox(config, credentials))
-
-
-def _judged(check: str, text: str, work: Callable[[], None]) -> Finding:
-    """Return what comes of a check that raises what a start would raise."""
+async def _ports(config: Config, credentials: Path | None) -> Finding:
+    """Judge the doors as a start would: their addresses, keys and tokens."""
+    check = "ports"
     try:
-        work()
+        await in_time(lambda: judge(config, TokenBox(config, credentials)))
     except GatewayError as error:
         return Finding(check, Level.PROBLEM, str(error), error.advice)
-    return Finding(check, Level.OK, text)
+    except TimeoutError:
+        text = "reading the keys and tokens that are named does not come to an end"
+        return Finding(check, Level.PROBLEM, text, "Is the server of their file system away?")
+    return Finding(check, Level.OK, "may all be opened where they are configured")
 
 
-async def _target(config: Config, storage: StorageNetworks, credentials: Path | None) -> Finding:
-    """Ask the target itself."""
-    check = "target"
+async def _target(
+    config: Config, storage: StorageNetworks, credentials: Path | None
+) -> tuple[list[Finding], frozenset[Address]]:
+    """Ask the target itself, where there is one to look after; return also where `serve` will have it listen."""
+    if config.target.rpc is None:
+        return [], frozenset()
     try:
         desired = desired_of(config.target, storage, credentials)
         client = SpdkClient(desired.rpc, clock=monotonic_ns)
         try:
-            found = plan(desired, await spdk.look(client))
+            async with asyncio.timeout(TARGET_TIMEOUT_S):
+                found = plan(desired, await spdk.look(client))
         finally:
             client.close()
+    except TimeoutError:
+        text = f"{config.target.rpc}: it answers, but did not tell all within {TARGET_TIMEOUT_S:.0f} s"
+        return [_finding(Level.PROBLEM, text, "Is it still starting? Then ask again.")], frozenset()
     except GatewayError as error:
-        return Finding(check, Level.PROBLEM, str(error), error.advice)
+        return [_finding(Level.PROBLEM, str(error), error.advice)], frozenset()
+    coming = frozenset((listener.ip, listener.port) for listener in desired.listeners)
+    return [
+        _verdict(config.target.rpc, found, with_volume=desired.volume is not None)
+    ], coming if _is_made_by_serve(found) else frozenset()
+
+
+def _is_made_by_serve(found: Plan) -> bool:
+    return bool(found.steps) and not any(step.erases for step in found.steps)
+
+
+def _verdict(rpc: str, found: Plan, *, with_volume: bool) -> Finding:
     if found.refusals:
-        return Finding(check, Level.PROBLEM, found.refusals[0], "`xkv-gateway target plan` says more.")
-    if found.steps:
-        text = f"{len(found.steps)} steps are missing"
-        return Finding(check, Level.NOTE, text, "`xkv-gateway target apply` takes them; `serve` does so too.")
-    return Finding(check, Level.OK, f"{config.target.rpc}: as it shall be")
+        return _finding(Level.PROBLEM, found.refusals[0], "`xkv-gateway target plan` says more.")
+    if not found.steps:
+        return _finding(Level.OK, f"{rpc}: as it shall be")
+    number = len(found.steps)
+    text = f"{number} step{'s are' if number > 1 else ' is'} missing"
+    if _is_made_by_serve(found):
+        advice = "`xkv-gateway target apply` takes them; `serve` does so too."
+        if found.open_end and with_volume:
+            advice += " A store of volumes that is not on the device yet needs `target apply --format-store`."
+        return _finding(Level.NOTE, text, advice)
+    return _finding(
+        Level.PROBLEM,
+        f"{text}, and one of them gives up what is on a device",
+        "`xkv-gateway target apply --format-store` takes them; `serve` never does.",
+    )
+
+
+def _finding(level: Level, text: str, advice: str = "") -> Finding:
+    return Finding("target", level, text, advice)
 
 
 def _print(findings: list[Finding]) -> None:

@@ -49,8 +49,13 @@ class Finding:
     advice: str = ""
 
 
-def examine(facts: Facts, config: Config, storage: StorageNetworks) -> list[Finding]:
-    """Return a finding for everything that was looked at."""
+def examine(
+    facts: Facts,
+    config: Config,
+    storage: StorageNetworks,
+    coming: frozenset[tuple[str, int]] = frozenset(),
+) -> list[Finding]:
+    """Return a finding for everything that was looked at. `coming`: where nobody has to listen before `serve` has made it so."""
     kernel_card = (config.card.url or "").startswith(KERNEL_SCHEME)
     return [
         *_process(facts),
@@ -59,7 +64,7 @@ def examine(facts: Facts, config: Config, storage: StorageNetworks) -> list[Find
         *_state_dir(facts, config),
         *_kernel(facts, needed=kernel_card),
         *_networks(facts, storage),
-        *(finding for reach in facts.reaches for finding in _reach(reach, storage)),
+        *(finding for reach in facts.reaches for finding in _reach(reach, storage, coming)),
         *(_file(fact, facts.uid) for fact in facts.files),
         *_target(facts, config),
     ]
@@ -227,7 +232,7 @@ def _networks(facts: Facts, storage: StorageNetworks) -> Iterator[Finding]:
             yield Finding(name, Level.OK, f"{ip}, MTU {interface.mtu}")
 
 
-def _reach(reach: Reach, storage: StorageNetworks) -> Iterator[Finding]:
+def _reach(reach: Reach, storage: StorageNetworks, coming: frozenset[tuple[str, int]]) -> Iterator[Finding]:
     check = f"target {reach.host}:{reach.port}"
     if not reach.addresses:
         yield Finding(check, Level.PROBLEM, reach.problem, "Correct it, or write the address.")
@@ -245,7 +250,14 @@ def _reach(reach: Reach, storage: StorageNetworks) -> Iterator[Finding]:
             f"packets to it leave from {reach.source}, which is in no storage network",
             "Correct the routes: `ip route get " + reach.addresses[0] + "` shows the way.",
         )
-    if reach.connected_ms is None:
+    if reach.connected_ms is None and (reach.host, reach.port) in coming:
+        yield Finding(
+            check,
+            Level.NOTE,
+            f"nobody listens there yet ({reach.problem}): the target is not made",
+            "`serve` makes it before it connects; `xkv-gateway target apply` makes it now.",
+        )
+    elif reach.connected_ms is None:
         yield Finding(
             check,
             Level.PROBLEM,
@@ -264,6 +276,9 @@ def _reach(reach: Reach, storage: StorageNetworks) -> Iterator[Finding]:
 
 
 def _file(fact: FileFact, uid: int) -> Finding:
+    if not fact.answers:
+        advice = "Is the server of that file system away? `findmnt --target` tells which it is."
+        return Finding(fact.setting, Level.PROBLEM, f"{fact.path}: its file system does not answer", advice)
     if not fact.exists:
         theirs = fact.setting.startswith("target.")
         advice = "It is the target that has to see it, and to own it." if theirs else "Make it."

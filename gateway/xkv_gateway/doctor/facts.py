@@ -11,16 +11,22 @@ import signal
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from xkv_nvmeof.aside import Aside
 from xkv_nvmeof.lookup import look_up
 from xkv_process.open_files import open_files_allowed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+T = TypeVar("T")
 
 TOOL_TIMEOUT_S: Final = 3.0
 CONNECT_TIMEOUT_S: Final = 3.0
+FILES_TIMEOUT_S: Final = 3.0
+"""A file system whose server is away keeps who looks at its files, beyond any kill."""
+LOOKS_MAX: Final = 64
 FILE_BYTES_MAX: Final = 1 << 20
 TOOL_BYTES_MAX: Final = 8 << 20
 TOOL_CHUNK_BYTES: Final = 64 << 10
@@ -28,6 +34,7 @@ KILL_GRACE_S: Final = 0.5
 MODULES: Final = ("nvme_core", "nvme_fabrics", "nvme_tcp")
 CAP_SYS_ADMIN: Final = 21
 ADMIN_PATHS: Final = "/usr/sbin:/usr/local/sbin:/sbin:/usr/bin:/bin"
+_looks: Final = Aside("doctor-look", LOOKS_MAX, "too many looks hang already")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,8 @@ class FileFact:
     setting: str
     path: str
     exists: bool
+    answers: bool = True
+    """Whether its file system told anything of it in time."""
     mode: int | None = None
     owner: int | None = None
 
@@ -116,10 +125,12 @@ async def gather(questions: Questions, *, root: Path = Path("/"), wall_s: float)
         wall_s: the time of day.
     """
     reaches = asyncio.gather(*(_reach(host, port) for host, port in questions.reaches))
-    interfaces, nvme_cli, reached = await asyncio.gather(_interfaces(), _nvme_cli(), reaches)
+    files = asyncio.gather(*(_file_soon(setting, path) for setting, path in questions.files))
+    interfaces, nvme_cli, reached, looked, (free_bytes, problem) = await asyncio.gather(
+        _interfaces(), _nvme_cli(), reaches, files, _state_dir_soon(questions.state_dir)
+    )
     memory = _memory(root)
     kernel = os.uname().release
-    free_bytes, problem = _state_dir(questions.state_dir)
     return Facts(
         kernel=kernel,
         uid=os.getuid(),
@@ -137,7 +148,7 @@ async def gather(questions: Questions, *, root: Path = Path("/"), wall_s: float)
         interfaces=interfaces,
         receive_buffer_max=_last_number(_read(root / "proc/sys/net/ipv4/tcp_rmem")),
         reaches=tuple(reached),
-        files=tuple(_file(setting, path) for setting, path in questions.files),
+        files=tuple(looked),
         pci_driver=_pci_driver(root, questions.pci),
         state_dir_free_bytes=free_bytes,
         state_dir_problem=problem,
@@ -210,6 +221,26 @@ def _modules(root: Path, kernel: str) -> dict[str, str]:
     return found
 
 
+async def in_time(work: Callable[[], T]) -> T:
+    """Return what the work does, in a thread. Raises TimeoutError: it hangs; nobody waits for it any more."""
+    async with asyncio.timeout(FILES_TIMEOUT_S):
+        return await _looks.run(work)
+
+
+async def _file_soon(setting: str, path: str) -> FileFact:
+    try:
+        return await in_time(lambda: _file(setting, path))
+    except OSError:
+        return FileFact(setting, path, exists=False, answers=False)
+
+
+async def _state_dir_soon(path: Path | None) -> tuple[int | None, str]:
+    try:
+        return await in_time(lambda: _state_dir(path))
+    except OSError:
+        return None, f"the file system of {path} does not answer"
+
+
 def _file(setting: str, path: str) -> FileFact:
     try:
         status = Path(path).stat()
@@ -251,14 +282,17 @@ async def _tool(program: str, *arguments: str) -> str | None:
     path = shutil.which(program, path=ADMIN_PATHS)
     if path is None:
         return ""
-    process = await asyncio.create_subprocess_exec(
-        path,
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            path,
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return None
     assert process.stdout is not None
     out = bytearray()
     try:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.errors import ConfigError
 from xkv_gateway.logs import AUDIT
+from xkv_process.files import regular_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +81,7 @@ def _read(file: str | None, key: str, credentials: Path | None, credential: str)
 def read_token(path: Path, key: str, *, private: bool) -> str:
     """Return the token that a file holds. Raises ConfigError, without the token."""
     try:
-        with path.open("rb") as stream:
+        with open(path, "rb", opener=regular_only) as stream:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
             raw = stream.read(TOKEN_BYTES_MAX + 1)
     except OSError as error:

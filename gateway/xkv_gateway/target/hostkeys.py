@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from xkv_gateway.errors import ConfigError
 from xkv_nvmeof.dhchap.host import HostKeys
 from xkv_nvmeof.dhchap.secret import SECRET_TEXT_MAX, DhchapSecret, SecretFormatError
+from xkv_process.files import regular_only
 
 if TYPE_CHECKING:
     from xkv_gateway.config.fabric import FabricConfig
@@ -42,7 +43,7 @@ def _read(setting: str, name: str, credentials: Path | None) -> DhchapSecret:
         )
     path = credentials / name if credential and credentials is not None else Path(name)
     try:
-        with path.open("rb") as stream:
+        with open(path, "rb", opener=regular_only) as stream:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
             text = stream.read(SECRET_TEXT_MAX)
     except OSError as error:

@@ -14,6 +14,7 @@ import click
 from xkv_nvmeof.dhchap.controller import ControllerKeys
 from xkv_nvmeof.dhchap.secret import SECRET_TEXT_MAX, DhchapSecret, SecretFormatError
 from xkv_nvmeof.spec import DISCOVERY_NQN, NQN_MAX_BYTES
+from xkv_process.files import regular_only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,7 +103,7 @@ def read_keys(host_file: Path | None, controller_file: Path | None) -> Controlle
 
 def _read_secret(path: Path) -> DhchapSecret:
     try:
-        with path.open("rb") as stream:
+        with open(path, "rb", opener=regular_only) as stream:
             if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) & 0o077:
                 raise click.BadParameter(f"{path}: others can read the key; chmod 600 it")
             text = stream.read(SECRET_TEXT_MAX)
