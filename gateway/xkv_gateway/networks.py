@@ -32,6 +32,11 @@ class StorageNetworks:
     def __bool__(self) -> bool:
         return bool(self._networks)
 
+    @property
+    def on_loopback(self) -> bool:
+        """Whether all of them are on this host; so it is without networks."""
+        return all(network.is_loopback for network in self._networks)
+
     def holds(self, ip: str) -> bool:
         """Return whether the address is inside one of the networks; never without networks.
 

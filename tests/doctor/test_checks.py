@@ -127,6 +127,13 @@ def test_each_thing_that_is_wrong_is_found_and_says_what_to_do(
     assert finding.advice or finding.check == "memory"
 
 
+@pytest.mark.parametrize("networks", [[], ["127.0.5.0/24", "::1/128"]])
+def test_a_storage_network_on_loopback_needs_no_interface(networks: list[str]) -> None:
+    reach = Reach("127.0.5.1", 1, ("127.0.5.1",), "127.0.0.1", 0.1)
+    found = examine(replace(HEALTHY, reaches=(reach,)), Config(), StorageNetworks(networks))
+    assert [finding for finding in found if finding.level is not Level.OK] == []
+
+
 def test_what_only_the_kernels_initiator_needs_is_no_problem_without_it() -> None:
     facts = replace(
         HEALTHY, modules={"nvme_tcp": "absent", "nvme_fabrics": "available"}, nvme_cli="", admin=False

@@ -55,6 +55,7 @@ async def test_both_prove_themselves_and_a_wrong_key_ends_the_start_with_whose_i
             log = gateway.log_text + str(status) + shown
         wrong = await _refused(home, url, settings_of(other, card))
         assert "does not accept this host's key" in wrong
+        assert "Are the keys of [fabric] those that the target has" in wrong
         impostor = await _refused(home, url, settings_of(host, other))
         assert "does not prove that it knows the controller key" in impostor
         missing = await _refused(home, url, SHORT)

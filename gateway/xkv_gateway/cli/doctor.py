@@ -18,6 +18,7 @@ from xkv_gateway.config.target import NVMF_PORT, split_address
 from xkv_gateway.daemon.ports import TokenBox, judge
 from xkv_gateway.doctor.checks import Finding, Level, examine
 from xkv_gateway.doctor.facts import Questions, gather, in_time
+from xkv_gateway.doctor.keys import examine_keys
 from xkv_gateway.errors import ExitCode, GatewayError
 from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.target import spdk
@@ -66,12 +67,13 @@ async def _examine(config: Config, state_dir: Path) -> list[Finding]:
         pci=config.target.bdev.pci,
         state_dir=state_dir,
     )
-    facts, ports, (target, coming) = await asyncio.gather(
+    facts, ports, keys, (target, coming) = await asyncio.gather(
         gather(questions, wall_s=time.time()),
         _ports(config, directory),
+        _keys(config, directory),
         _target(config, storage, directory),
     )
-    return [*examine(facts, config, storage, coming), ports, *target]
+    return [*examine(facts, config, storage, coming), ports, *keys, *target]
 
 
 def _targets(config: Config) -> tuple[Address, ...]:
@@ -117,6 +119,13 @@ async def _ports(config: Config, credentials: Path | None) -> Finding:
     return Finding(check, Level.OK, "may all be opened where they are configured")
 
 
+async def _keys(config: Config, credentials: Path | None) -> list[Finding]:
+    try:
+        return await in_time(lambda: examine_keys(config, credentials))
+    except TimeoutError:
+        return []  # its files are told to be silent one by one
+
+
 async def _target(
     config: Config, storage: StorageNetworks, credentials: Path | None
 ) -> tuple[list[Finding], frozenset[Address]]:
@@ -160,7 +169,7 @@ def _verdict(rpc: str, found: Plan, *, with_volume: bool) -> Finding:
         return _finding(Level.NOTE, text, advice)
     return _finding(
         Level.PROBLEM,
-        f"{text}, and one of them gives up what is on a device",
+        f"{text}; what is on a device would be given up for a store of volumes",
         "`xkv-gateway target apply --format-store` takes them; `serve` never does.",
     )
 

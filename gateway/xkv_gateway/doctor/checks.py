@@ -207,6 +207,9 @@ def _networks(facts: Facts, storage: StorageNetworks) -> Iterator[Finding]:
             "storage network", Level.NOTE, "the interfaces cannot be listed", "Install iproute2 (`ip`)."
         )
         return
+    if storage.on_loopback:
+        yield Finding("storage network", Level.OK, "on loopback: cards and targets are on this host")
+        return
     ours = [
         (interface, ip) for interface in facts.interfaces for ip in interface.addresses if storage.holds(ip)
     ]
@@ -243,7 +246,7 @@ def _reach(reach: Reach, storage: StorageNetworks, coming: frozenset[tuple[str, 
                 check, Level.PROBLEM, storage.refusal(ip), "Correct the address, or [fabric] networks."
             )
             return
-    if reach.source is not None and storage and not storage.holds(reach.source):
+    if reach.source is not None and not storage.on_loopback and not storage.holds(reach.source):
         yield Finding(
             check,
             Level.NOTE,

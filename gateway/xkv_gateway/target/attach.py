@@ -14,7 +14,7 @@ from xkv_gateway.errors import CardAwayError, CardUnavailableError, ConfigError
 from xkv_gateway.target.softcard import SoftCard
 from xkv_nvmeof.blockdev import DeviceError
 from xkv_nvmeof.initiator import TcpInitiator
-from xkv_nvmeof.initiator_errors import ConnectUnanswered
+from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectUnanswered
 from xkv_nvmeof.initiator_options import InitiatorOptions, TargetAddress
 from xkv_nvmeof.kernel.device import KernelDevice
 from xkv_nvmeof.kernel.tool import NvmeTool
@@ -176,6 +176,8 @@ async def attach(
                     )
         except DeviceError as error:
             kind = CardAwayError if isinstance(error, ConnectUnanswered) else CardUnavailableError
+            if isinstance(error, AuthenticationRefused):
+                advice = "Are the keys of [fabric] those that the target has for this host (nvme.host_nqn)?"
             raise kind(f"cannot use the card {url}: {error}", advice=advice) from None
         undo.pop_all()
         return AttachedCard(url=url, device=device, soft_card=soft_card)

@@ -28,13 +28,14 @@ def read_host_keys(fabric: FabricConfig, credentials: Path | None) -> HostKeys |
     """
     if fabric.dhchap_key_file is None:
         return None
-    host = _read("fabric.dhchap_key_file", fabric.dhchap_key_file, credentials)
+    host = read_key("fabric.dhchap_key_file", fabric.dhchap_key_file, credentials)
     if fabric.dhchap_ctrl_key_file is None:
         return HostKeys(host)
-    return HostKeys(host, _read("fabric.dhchap_ctrl_key_file", fabric.dhchap_ctrl_key_file, credentials))
+    return HostKeys(host, read_key("fabric.dhchap_ctrl_key_file", fabric.dhchap_ctrl_key_file, credentials))
 
 
-def _read(setting: str, name: str, credentials: Path | None) -> DhchapSecret:
+def read_key(setting: str, name: str, credentials: Path | None) -> DhchapSecret:
+    """Return the key in a file or credential. Raises ConfigError, as `read_host_keys`."""
     credential = not name.startswith("/")
     if credential and credentials is None:
         raise ConfigError(
@@ -53,4 +54,6 @@ def _read(setting: str, name: str, credentials: Path | None) -> DhchapSecret:
     try:
         return DhchapSecret.parse(text.decode("ascii", "replace"))
     except SecretFormatError as error:
-        raise ConfigError(f"{setting}: {path}: {error}") from None
+        raise ConfigError(
+            f"{setting}: {path}: {error}", advice="`xkv-gateway fabric new-key` makes a good one."
+        ) from None

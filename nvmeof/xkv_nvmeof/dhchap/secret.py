@@ -68,6 +68,10 @@ class DhchapSecret:
             raise SecretFormatError("the CRC-32 of the secret does not match: it was cut or mistyped")
         return cls(secret, Hash(number) if number else None)
 
+    def is_same_as(self, other: DhchapSecret) -> bool:
+        """Tell whether both are one secret, to be used in the same way."""
+        return self.transform == other.transform and hmac.compare_digest(self._secret, other._secret)
+
     def key_of(self, nqn: str) -> bytes:
         """Return the key with which the owner of the secret, named by its NQN, answers challenges."""
         if self.transform is None:
