@@ -36,6 +36,7 @@ _READY_POLL_MIN_S: Final = 0.002
 _READY_POLL_MAX_S: Final = 0.1
 _LEAST_QUEUE_ENTRIES: Final = 2
 """One slot of a queue stays empty (Base 3.3.1)."""
+_KEEP_ALIVE_MS_MAX: Final = 600_000
 _MIN_READY_WAIT_NS: Final = 500 * NS_PER_MS
 
 
@@ -146,6 +147,11 @@ async def _read_keep_alive(association: Association) -> None:
         reported_ms = await association.admin.get_feature(FeatureId.KEEP_ALIVE_TIMER)
     except CommandFailed:
         return
+    if reported_ms > _KEEP_ALIVE_MS_MAX:
+        # What a lost connection left would count as under way for so long, and its space would be nobody's.
+        raise ConnectFailed(
+            f"the controller keeps the association of a lost host for {reported_ms // 1000} s (KATO)"
+        )
     association.keep_alive_ms = max(association.keep_alive_ms, reported_ms)
 
 

@@ -14,13 +14,16 @@ from tests.e2e.gateway import COMMAND, HANG_S, PATIENT, environment, run, serve_
 from tests.e2e.notify import Manager
 from tests.e2e.target import target
 from tests.ports import held_port
-from xkv_gateway.errors import ExitCode
+from xkv_gateway.daemon import waiting
+from xkv_gateway.errors import CardAwayError, ExitCode
 from xkv_rpc.async_client import AsyncClient
 from xkv_rpc.errors import ErrorCode, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from xkv_gateway.target.attach import AttachedCard
 
 KEYS = [b"a" * 16, b"b" * 16]
 NQN = "nqn.2014-08.com.example:late"
@@ -142,3 +145,21 @@ async def test_in_a_terminal_a_start_without_card_ends_and_says_how_to_wait(home
         finished = await run(home, *arguments, "--card", card, "--card-wait", how)
     assert finished.code == ExitCode.CARD
     assert "--card-wait always" in finished.err
+
+
+async def test_an_attempt_that_takes_for_ever_is_given_up_and_another_one_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "ATTEMPT_S", 0.01)
+    ended = asyncio.Event()
+
+    async def slow() -> AttachedCard:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    with pytest.raises(CardAwayError, match="too slow"):
+        await waiting._bounded(slow)
+    assert ended.is_set()

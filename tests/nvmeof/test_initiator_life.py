@@ -127,6 +127,12 @@ async def test_the_keep_alive_time_that_the_controller_rounds_up_counts_for_sett
         assert caught.value.settles_at_ns >= started_ns + 31_000_000_000
 
 
+async def test_a_controller_that_never_lets_go_of_a_lost_host_is_refused() -> None:
+    async with FakeTarget(Script(keep_alive_ms=0xFFFF_FFFF)) as target:
+        with pytest.raises(ConnectFailed, match=r"4294967 s \(KATO\)"):
+            await connect(target.port)
+
+
 async def test_unanswered_keep_alives_end_the_association() -> None:
     script = Script(on_command=swallow(qid=0, opcode=AdminOpcode.KEEP_ALIVE))
     async with connected(script, keep_alive_ms=150) as (target, device):

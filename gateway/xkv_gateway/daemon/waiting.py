@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 
 PAUSE_MS: Final = (200, 2_000)
 """First and longest pause between two attempts."""
-ATTEMPT_S: Final = 90.0
-"""No attempt takes longer: the service manager hears of the next one before."""
+ATTEMPT_S: Final = 150.0
+"""A controller may ask for 127 seconds until it is ready, and one that answers slowly has a deadline for each answer."""
+MARGIN_S: Final = 30.0
+"""The service manager hears of the next attempt so long before it loses patience."""
 INDEX_S: Final = 300.0
 """What the start may take once the card is there."""
 
@@ -65,7 +67,7 @@ async def attach_when_there(
         GatewayError: it cannot be used.
     """
     try:
-        return await attempt()
+        return await _bounded(attempt)
     except CardAwayError as error:
         if not wait:
             advice = f"{error.advice} To wait for it instead: --card-wait always."
@@ -76,13 +78,13 @@ async def attach_when_there(
     async with answering(lambda: reason):
         while True:
             told.failure(reason)
-            notifier.starting(ATTEMPT_S)
+            notifier.starting(ATTEMPT_S + MARGIN_S)
             notifier.status(f"waiting for the card: {reason}")
             await asyncio.sleep(backoff.next_s())
             if before is not None:
                 await before()
             try:
-                attached = await attempt()
+                attached = await _bounded(attempt)
                 break
             except CardAwayError as error:
                 reason = str(error)
@@ -90,6 +92,17 @@ async def attach_when_there(
     notifier.starting(INDEX_S)
     notifier.status("opening the card")
     return attached
+
+
+async def _bounded(attempt: Callable[[], Awaitable[AttachedCard]]) -> AttachedCard:
+    try:
+        async with asyncio.timeout(ATTEMPT_S):
+            return await attempt()
+    except TimeoutError:
+        raise CardAwayError(
+            f"the card is not there after {ATTEMPT_S:.0f} s: what answers for it is too slow",
+            advice="Look at the target's load and at its log.",
+        ) from None
 
 
 @contextlib.asynccontextmanager

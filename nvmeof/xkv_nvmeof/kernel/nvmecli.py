@@ -95,9 +95,15 @@ def parse(output: bytes, version: str) -> Any:
     places = (found.start() for found in _OPENING.finditer(text))
     for at in islice(places, BEGINNINGS_MAX):
         try:
-            document, _ = decoder.raw_decode(text, at)
+            document, end = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            if error.pos >= len(text):
+                break  # it is cut off: what is whole inside of it is a part
+            continue
         except (ValueError, RecursionError):
             continue
+        if text[end:].lstrip()[:1] in {",", "]", "}"}:
+            continue  # a part of something that cannot be read
         if isinstance(document, dict) and "error" in document:
             raise UnknownAnswer(f"nvme {version}: {str(document['error'])[:200]}")
         return document

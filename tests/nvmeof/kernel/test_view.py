@@ -242,19 +242,30 @@ def test_nothing_is_nothing(nothing: bytes) -> None:
     assert parse_view(nothing if b"Devices" not in nothing else b"", b"", "2.3") == ()
 
 
+STRANGE = [
+    b'{"error": "Failed to scan topology"}',
+    b'{"Devices": {"nvme0n1": {}}}',
+    b'{"Devices": [{"Name": "nvme0n1"}]}',
+    b'{"Namespaces": []}',
+    b"nvme0n1 is a device",
+    b'{"Devices": [',
+    b'"text"',
+    b"[" * 3_000_000,
+    b'{"Devices": ' + b"9" * 5_000 + b"}",
+]
+
+
+def test_a_part_of_a_document_is_not_taken_for_it() -> None:
+    host = b'{"HostNQN":"h","HostID":"1","Subsystems":[]}'
+    for cut in (b"[" + host, b"[" + host + b",{", b"[" + host + b', nan" ]', b'{"a":' + host + b",]}"):
+        with pytest.raises(UnknownAnswer, match=r"nvme 2\.99"):
+            parse_view(cut, b"", "2.99")
+    assert parse_view(b"a warning [of no use\n[" + host + b"]\n", b"", "2.99") == ()
+
+
 @pytest.mark.parametrize(
     "strange",
-    [
-        b'{"error": "Failed to scan topology"}',
-        b'{"Devices": {"nvme0n1": {}}}',
-        b'{"Devices": [{"Name": "nvme0n1"}]}',
-        b'{"Namespaces": []}',
-        b"nvme0n1 is a device",
-        b'{"Devices": [',
-        b'"text"',
-        b"[" * 3_000_000,
-        b'{"Devices": ' + b"9" * 5_000 + b"}",
-    ],
+    STRANGE,
 )
 def test_what_is_not_known_is_an_error_that_names_the_version_and_never_an_empty_list(strange: bytes) -> None:
     with pytest.raises(UnknownAnswer, match=r"nvme 2\.99"):
