@@ -59,7 +59,11 @@ class SpdkError(Exception):
 
 
 class SpdkUnreachableError(SpdkError):
-    """There is no target, or no way to it: nothing was done."""
+    """There is no target, or no way to it: nothing was done. `denied`: this user may not talk to it."""
+
+    def __init__(self, method: str, message: str, *, denied: bool = False) -> None:
+        super().__init__(method, message)
+        self.denied = denied
 
 
 class SpdkTimeoutError(SpdkError):
@@ -250,7 +254,8 @@ class SpdkClient:
         except TimeoutError:
             raise SpdkUnreachableError(method, f"{self.address} did not accept in time") from None
         except OSError as error:
-            raise SpdkUnreachableError(method, f"{self.address}: {error.strerror or error}") from None
+            message, denied = f"{self.address}: {error.strerror or error}", isinstance(error, PermissionError)
+            raise SpdkUnreachableError(method, message, denied=denied) from None
         self._open.add(connection)
         try:
             if self._closed:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import resource
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -201,6 +204,24 @@ async def test_a_peer_that_trickles_is_held_to_the_deadline_by_the_clock(
     with pytest.raises(SpdkTimeoutError):
         await client.call("any", timeout_ms=300)
     assert time.monotonic() - begin < 15, "the peer goes on for twenty seconds"
+
+
+async def test_a_socket_that_this_user_may_not_use_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_self: socket.socket, _address: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    client = SpdkClient(SpdkAddress(str(tmp_path / "spdk.sock")), clock=time.monotonic_ns)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "connect", denied)
+        with pytest.raises(SpdkUnreachableError, match="Permission denied") as caught:
+            await client.call("any")
+    assert caught.value.denied
+    with pytest.raises(SpdkUnreachableError) as other:
+        await client.call("any")
+    assert not other.value.denied
+    client.close()
 
 
 async def test_no_target_a_stale_socket_and_a_dead_one_are_told_apart_from_a_refusal(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from tests.target.fake_spdk import FakeSpdk, fake_spdk
 from tests.target.model_spdk import METHODS, ModelVolumes
-from tests.target.settings import NQN, wanted
+from tests.target.settings import NQN, OTHER, wanted
 from tests.target.test_plan import VARIANTS, VOLUME
 from xkv_gateway.errors import ExitCode, TargetAwayError, TargetError, TargetRefusedError
 from xkv_gateway.target import spdk
-from xkv_gateway.target.keeping import TargetKeeper, TargetState
+from xkv_gateway.target.keeping import UNDONE_MAX, TargetKeeper, TargetState
 from xkv_rpc.spdk import SpdkClient
 
 if TYPE_CHECKING:
@@ -224,6 +224,48 @@ async def test_a_hand_in_the_target_is_undone_at_the_next_look(target: Target, k
     target.model.subsystems[NQN]["allow_any_host"] = True
     keeper.nudge()
     await until(lambda: not target.model.subsystems[NQN]["allow_any_host"])
+    run.cancel()
+
+
+async def test_two_gateways_that_undo_each_others_work_slow_down_and_say_so(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    rpc = str(target.fake.path)
+    one = keeper_of(wanted(rpc=rpc))
+    other = keeper_of(wanted(rpc=rpc, hosts=[{"nqn": OTHER}]))
+    pauses = []
+    with caplog.at_level(logging.WARNING):
+        for _ in range(8):
+            for keeper in (one, other):
+                keeper.nudge()
+                pauses.append(await keeper._once())
+    assert one.state is other.state is TargetState.WRONG
+    assert caplog.text.count("does another gateway declare this target differently?") == 2
+    assert max(pauses[:4]) < 0.1
+    assert min(pauses[-4:]) > 4
+    other.close()
+    # Alone again, it is right with the second look.
+    for _ in range(2):
+        one.nudge()
+        await one._once()
+    assert one.state is TargetState.RIGHT
+    one.close()
+
+
+async def test_while_the_work_is_undone_the_loss_of_the_card_hurries_nothing(
+    target: Target, keeper: TargetKeeper
+) -> None:
+    for _ in range(UNDONE_MAX + 1):
+        keeper.nudge()
+        await keeper._once()
+        target.model.subsystems[NQN]["allow_any_host"] = True
+    run = asyncio.create_task(keeper.run())
+    await until(lambda: keeper._undone > UNDONE_MAX)
+    calls = len(target.fake.calls)
+    for _ in range(20):
+        keeper.nudge()
+        await asyncio.sleep(0.002)
+    assert len(target.fake.calls) == calls
     run.cancel()
 
 

@@ -36,7 +36,9 @@ LOOK_PERIOD_S: Final = 5.0
 AWAY_MS: Final = (100, 1_000)
 """First and longest pause between attempts to reach a target that is away."""
 WRONG_MS: Final = (1_000, 30_000)
-"""The same for one that cannot be made right."""
+"""The same for one that cannot be made right, or that somebody else makes different again and again."""
+UNDONE_MAX: Final = 3
+"""So many looks in a row find undone what was made: then it is no slip of a hand."""
 
 
 class TargetState(StrEnum):
@@ -82,6 +84,14 @@ class TargetKeeper:
         self._away, self._wrong = Backoff(*AWAY_MS, entropy), Backoff(*WRONG_MS, entropy)
         self._wake = asyncio.Event()
         self._looked_ns: int | None = None
+        self._right_pid: int | None = None
+        """The process that was last made right."""
+        self._undone = 0
+        """Looks in a row that found it different in the same process."""
+
+    @property
+    def _contested(self) -> bool:
+        return self._undone >= UNDONE_MAX
 
     @property
     def rpc(self) -> str:
@@ -109,6 +119,10 @@ class TargetKeeper:
         """Look after it until cancelled."""
         while True:
             pause_s = await self._once()
+            if self._contested:
+                # Each of two that undo the other's work ends connections with it: not at the speed of the loss of a card.
+                await asyncio.sleep(pause_s)
+                continue
             try:
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
@@ -119,7 +133,8 @@ class TargetKeeper:
     async def _once(self) -> float:
         """Look once, repair what is wrong; return the pause before the next time, in seconds."""
         try:
-            if await self._needs_look():
+            looks = await self._needs_look()
+            if looks:
                 await self._repair()
         except TargetAwayError as error:
             self._looked_ns = None
@@ -131,6 +146,8 @@ class TargetKeeper:
             self._now(TargetState.WRONG, f"{error}{advice}")
             return self._wrong.next_s()
         self._away.reset()
+        if self._contested:
+            return self._wrong.next_s() if looks else self._interval_s
         self._wrong.reset()
         return self._interval_s
 
@@ -157,11 +174,17 @@ class TargetKeeper:
             on_step=lambda step: log.info("SPDK target: %s (%s)", step.why, step.method),
         )
         self._looked_ns = self._clock()
-        self._now(
-            TargetState.RIGHT,
-            f"process {self.pid} is as it shall be" + (f", after {len(steps)} steps" if steps else ""),
-            again=bool(steps),
-        )
+        self._undone = self._undone + 1 if steps and self.pid == self._right_pid else 0
+        self._right_pid = self.pid
+        if self._contested:
+            reason = "somebody undoes what is made; does another gateway declare this target differently?"
+            self._now(TargetState.WRONG, reason)
+        else:
+            self._now(
+                TargetState.RIGHT,
+                f"process {self.pid} is as it shall be" + (f", after {len(steps)} steps" if steps else ""),
+                again=bool(steps),
+            )
         self.remade += bool(steps)
         if (steps or before is not TargetState.RIGHT) and self.on_made is not None:
             self.on_made()

@@ -9,7 +9,7 @@ from xkv_gateway.errors import TargetAwayError, TargetError, TargetRefusedError,
 from xkv_gateway.target import actual as read
 from xkv_gateway.target.actual import ActualTarget, UnreadableAnswerError
 from xkv_gateway.target.plan import plan
-from xkv_rpc.spdk import SpdkClient, SpdkError, SpdkRefusedError
+from xkv_rpc.spdk import SpdkClient, SpdkError, SpdkRefusedError, SpdkUnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,10 +43,10 @@ async def look(client: SpdkClient) -> ActualTarget:
                 return found
         raise UnreadableAnswerError("it is restarted again and again")  # noqa: TRY301 - as any answer of no use
     except (SpdkError, UnreadableAnswerError) as error:
-        raise TargetAwayError(
-            f"the SPDK target at {client.address}: {error}",
-            advice="Does it run, and is target.rpc where it takes orders (nvmf_tgt -r)?",
-        ) from None
+        advice = "Does it run, and is target.rpc where it takes orders (nvmf_tgt -r)?"
+        if isinstance(error, SpdkUnreachableError) and error.denied:
+            advice = "Let this user in: in the target's unit Group=xkv-gateway and UMask=0007, or run this as root."
+        raise TargetAwayError(f"the SPDK target at {client.address}: {error}", advice=advice) from None
 
 
 async def _look(client: SpdkClient) -> ActualTarget:

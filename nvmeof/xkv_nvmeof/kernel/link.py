@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered
 from xkv_nvmeof.kernel.nvmecli import ConnectOptions, connect_arguments, disconnect_arguments
 from xkv_nvmeof.kernel.sysfs import SYSFS, read_view, text_of
-from xkv_nvmeof.kernel.tool import ToolMissing, ToolStuck
+from xkv_nvmeof.kernel.tool import ToolStuck
 from xkv_nvmeof.kernel.view import Peer, Wanted, half_identities, namespace_of, path_of, strangers_at
 
 if TYPE_CHECKING:
@@ -139,8 +139,6 @@ class FabricLink:
         arguments = connect_arguments(peer, connect_options(self._options, for_ever=self._for_ever))
         try:
             ended = await self._tool.run(arguments, self._options.connect_timeout_ms / 1000)
-        except ToolMissing:
-            raise
         except ToolStuck as error:
             failure = error
         view = self._view()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -23,10 +24,15 @@ OUTPUT_BYTES_MAX: Final = 8 << 20
 KILL_GRACE_S: Final = 0.3
 """How long a killed one may take to end before it counts as stuck."""
 MESSAGE_CHARS_MAX: Final = 300
+SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 
 class ToolMissing(ConnectFailed):
     """There is no nvme-cli on this host."""
+
+
+class ToolShort(ConnectUnanswered):
+    """This host has no room for another process or file now."""
 
 
 class ToolStuck(ConnectUnanswered):
@@ -64,6 +70,7 @@ class NvmeTool:
 
         Raises:
             ToolMissing: it is not installed.
+            ToolShort: there is no room for it now.
             ToolStuck: it did not end within `timeout_s`, or one from before still has not.
         """
         ends = asyncio.get_running_loop().time() + timeout_s
@@ -84,8 +91,8 @@ class NvmeTool:
         if program is None:
             raise ToolMissing("nvme-cli is not installed on this host")
         with contextlib.ExitStack() as undo:
-            out, err = (_memory_file(undo, name) for name in ("nvme-out", "nvme-err"))
             try:
+                out, err = (_memory_file(undo, name) for name in ("nvme-out", "nvme-err"))
                 process = await asyncio.create_subprocess_exec(
                     program,
                     *arguments,
@@ -95,7 +102,8 @@ class NvmeTool:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise ToolMissing(f"{program} cannot be run: {error.strerror}") from None
+                kind = ToolShort if error.errno in SHORTAGES else ToolMissing
+                raise kind(f"{program} cannot be run: {error.strerror}") from None
             waiting = asyncio.create_task(process.wait(), name="nvme-cli")
             try:
                 done, _ = await asyncio.wait((waiting,), timeout=max(0.0, timeout_s))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from xkv_nvmeof.kernel.tool import OUTPUT_BYTES_MAX, NvmeTool, ToolMissing, ToolStuck
+from xkv_nvmeof.kernel.tool import OUTPUT_BYTES_MAX, NvmeTool, ToolMissing, ToolShort, ToolStuck
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,22 @@ async def test_one_that_is_not_there_or_cannot_be_run_is_missing(tmp_path: Path)
     for program in (tmp_path / "none", tmp_path):
         with pytest.raises(ToolMissing):
             await NvmeTool(str(program)).run(("list",), HANG_S)
+
+
+async def test_a_host_that_is_out_of_files_says_so_and_has_room_again_later(
+    tool: Callable[[str], NvmeTool],
+) -> None:
+    there = tool("print(1)")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = os.open(os.devnull, os.O_RDONLY)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 1, limits[1]))
+        with pytest.raises(ToolShort, match="Too many open files"):
+            await there.run(("list",), HANG_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(taken)
+    assert (await there.run(("list",), HANG_S)).code == 0
 
 
 @pytest.mark.parametrize("who", ["itself", "a child of its own"])
