@@ -249,6 +249,8 @@ class Dispatcher:
         """
         call.give_up_buffers()
         call.future = asyncio.get_running_loop().create_future()
+        # The caller is gone; nobody else is to be told, whenever it ends.
+        call.future.add_done_callback(_take_note)
         call.stop(None)
         if call.mutates and not call.concluded:
             try:
@@ -257,8 +259,6 @@ class Dispatcher:
             except (TimeoutError, asyncio.CancelledError):
                 for association in set(call.in_flight.values()):
                     association.end(DeadlinePassed(f"{call.what}: cancelled and not concluded in time"))
-        if call.future.done() and not call.future.cancelled():
-            call.future.exception()  # The caller is gone; nobody else is to be told.
 
     def _pump(self) -> None:
         """Send as many waiting commands as there is room for, a command of each call in turn."""
@@ -352,3 +352,8 @@ class Dispatcher:
             self._waiting.remove(call)
             call.stop(DeviceBusy(f"{call.what}: no room in the queues before the deadline"))
         return min((call.deadline_ns for call in self._waiting), default=NO_DEADLINE)
+
+
+def _take_note(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()

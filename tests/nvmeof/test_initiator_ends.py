@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from xkv_nvmeof.initiator import InitiatorOptions, TargetAddress
 from xkv_nvmeof.spec import AdminOpcode, IoOpcode, Register
 
 from .fake_target import BLOCK, HANG_S, FakeConnection, Script
-from .hosts import HOST_ID, HOST_NQN, connected, eventually, pattern, swallow
+from .hosts import HOST_ID, HOST_NQN, States, connected, eventually, pattern, swallow
 
 if TYPE_CHECKING:
     from xkv_nvmeof.command import SubmissionEntry
@@ -48,6 +49,27 @@ async def test_a_cancelled_read_never_touches_its_buffer_again() -> None:
         assert not any(buffer)
         assert other == target.store[:2048]
         assert device.counters.reconnects == 0
+
+
+async def test_a_cancelled_read_whose_connection_ends_later_is_nobodys_error() -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    async with connected(Script(on_command=swallow(qid=1, opcode=IoOpcode.READ)), io_queues=1) as (
+        target,
+        device,
+    ):
+        states = States(device)
+        reading = asyncio.create_task(device.read_into(0, [memoryview(bytearray(512))]))
+        await target.until(
+            lambda: any(entry.opcode == IoOpcode.READ for _, entry in target.seen.commands[-1:])
+        )
+        reading.cancel()
+        await asyncio.wait((reading,))
+        target.connection_of(1).drop()
+        await states.until(lambda: bool(states.seen))
+        del reading
+        gc.collect()
+    assert complaints == []
 
 
 async def test_a_cancelled_read_is_not_repeated_for_its_digest() -> None:
