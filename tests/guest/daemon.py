@@ -34,7 +34,7 @@ def serving(guest: Guest, *arguments: str) -> Iterator[None]:
         code = guest.end(pid, timeout_s=HANG_S)
         log = guest.sh(f"cat {LOG}")
     assert code == 0, log
-    assert "the card is clean" in log
+    assert "the card is clean" in log, log
 
 
 def status_of(guest: Guest) -> dict[str, Any]:

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.ports import held_port
+
 from .machine import HANG_S, booted
 from .packages import Unavailable
 from .soft import HOST, settings, soft_card
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from .machine import Guest
 
@@ -44,6 +47,16 @@ SOFT: Final = """
     port = 5558
 """
 SLOW: Final = "[Service]\nTimeoutStartSec=300\nTimeoutStopSec=300\n"
+SHORT_START: Final = "[Service]\nTimeoutStartSec=60\n"
+"""Shorter than in the unit, and enough for a program to begin on an emulated processor."""
+STARTING: Final = f"""
+    [ "$(systemctl show {GATEWAY} --property=ActiveState --value)" = activating ]
+    systemctl show {GATEWAY} --property=StatusText | grep 'waiting for the card: '
+"""
+LONGER_THAN_THE_START_MAY_TAKE: Final = f"""
+    began=$(systemctl show {GATEWAY} --property=ExecMainStartTimestampMonotonic --value)
+    [ "$(cut -d. -f1 /proc/uptime)" -gt $((began / 1000000 + 75)) ]
+"""
 WITH_KEYS: Final = f"""
 [control.curve]
 bind_address = "127.0.0.1"
@@ -259,6 +272,12 @@ def test_a_card_that_linux_connects_for_a_gateway_without_privileges(machine: Gu
         replay(machine)
         refused = machine.run("xkv-gateway", "fabric", "disconnect", *flags)
         assert (refused.code, "in use" in refused.err) == (6, True), refused.err
+        # udev looks at a node that a writer has closed, and gives it to whom its rules name.
+        machine.must("systemctl", "stop", GATEWAY)
+        machine.must("udevadm", "settle")
+        assert machine.sh("stat --format=%G:%a /dev/nvme*n1").strip() == "xkv-gateway:660"
+        start(machine, GATEWAY)
+        assert status_of(machine)["card"]["state"] == "online"
         # At the end of the machine both are stopped at once: the gateway first, whose card is still there then.
         machine.must("systemctl", "stop", GATEWAY, ATTACH)
         ended = show(machine, GATEWAY, "Result", "ExecMainStatus", "ActiveState")
@@ -270,3 +289,40 @@ def test_a_card_that_linux_connects_for_a_gateway_without_privileges(machine: Gu
             "ActiveState": "inactive",
         }
         assert json.loads(machine.must("xkv-gateway", "fabric", "list", "--json")) == []
+        assert machine.sh("ls /run/udev/rules.d").split() == []
+
+
+@pytest.mark.parametrize("scheme", ["nvme+tcp", "kernel+tcp"])
+def test_a_card_that_comes_later_is_waited_for_longer_than_a_start_may_take(
+    machine: Guest, tmp_path: Path, scheme: str
+) -> None:
+    with held_port() as port:
+        arguments = ("--file", str(tmp_path / "card.img"), "--listen", f"127.0.0.1:{port}")
+        with soft_card("128MiB", *arguments) as card:
+            url = f"{scheme}://{HOST}:{port}/{card['nqn']}?nsid=1"
+            machine.put(CONFIG, settings(url))
+            flags = ("--config", CONFIG, "--state-dir", "/root/operator")
+            machine.must("xkv-gateway", "card", "format", url, *flags)
+        machine.put(f"/run/systemd/system/{GATEWAY}.d/start.conf", SHORT_START)
+        machine.sh(f"""
+            rm -f /etc/systemd/system/{GATEWAY}.d/kernel-card.conf
+            if [ {scheme} = kernel+tcp ]; then
+                mkdir -p /etc/systemd/system/{GATEWAY}.d
+                cp /etc/xkv-gateway/kernel-card.conf /etc/systemd/system/{GATEWAY}.d/
+            fi
+            systemctl daemon-reload
+            systemctl start --no-block {GATEWAY}
+        """)
+        machine.until("the wait", STARTING)
+        pid = show(machine, GATEWAY, "MainPID")["MainPID"]
+        assert machine.fetch("http://127.0.0.1:5558/healthz")[0] == 200
+        assert machine.fetch("http://127.0.0.1:5558/readyz")[0] == 503
+        machine.until("a long start", LONGER_THAN_THE_START_MAY_TAKE)
+        machine.until("the wait, still", STARTING)
+        with soft_card("128MiB", *arguments):
+            machine.until("the start", f"systemctl is-active {GATEWAY}")
+            assert show(machine, GATEWAY, "MainPID", "NRestarts") == {"MainPID": pid, "NRestarts": "0"}
+            assert status_of(machine)["card"]["state"] == "online"
+            replay(machine)
+            stop(machine, GATEWAY)
+            machine.sh(f"systemctl stop {ATTACH}; rm /run/systemd/system/{GATEWAY}.d/start.conf")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xkv_gateway.errors import CardUnavailableError, ConfigError
+from xkv_gateway.target import udev
 from xkv_nvmeof.blockdev import DeviceError
 from xkv_nvmeof.initiator_options import TargetAddress
 from xkv_nvmeof.kernel.link import FabricLink
@@ -47,6 +48,8 @@ async def connect(url: KernelCardUrl, options: InitiatorOptions, group: str | No
         ConfigError: there is no such group.
     """
     group_id = None if group is None else _group_id(group)
+    if group_id is not None:
+        await udev.give(url.nqn, group_id, NODE_MODE)
     # Nobody will be there to connect it again.
     link = FabricLink(options, NvmeTool(), for_ever=True)
     try:
@@ -96,6 +99,7 @@ async def disconnect(url: KernelCardUrl, options: InitiatorOptions) -> str | Non
     view = read_view()
     path, subsystem = path_of(view, peer), subsystem_of(view, url.nqn)
     if path is None or subsystem is None:
+        await udev.take_back(url.nqn)
         return None
     if len(subsystem.controllers) == 1:
         for namespace in subsystem.namespaces:
@@ -109,6 +113,8 @@ async def disconnect(url: KernelCardUrl, options: InitiatorOptions) -> str | Non
         async with asyncio.timeout(options.connect_timeout_ms / 1000):
             while _is_there(peer, path.name):  # noqa: ASYNC110 - Linux tells nobody
                 await asyncio.sleep(0.02)
+            if len(subsystem.controllers) == 1:
+                await udev.take_back(url.nqn)
             return path.name
     raise CardUnavailableError(
         f"{path.name} stays connected: nvme-cli: {ended.said}", advice="Run this as root."
