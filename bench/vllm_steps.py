@@ -1,20 +1,30 @@
 """What the connector costs a real vLLM where it finds nothing: its steps with and without, in turns, in one engine.
 
 1,000 requests at once on a tiny model on the CPU, prompts of 140 tokens that nobody has asked before, 64 new tokens each: first the
-steps that admit them, then those in which all of them run. The engine has a core to itself and the gateway another. In every other
-batch the connector is taken out of the engine: engines in two processes differ by more than what is measured here.
+steps that admit them, then those in which all of them run, then those in which they end. The engine's thread has a core to itself; the gateway and
+all other threads of the engine have the other one. In one engine, because two processes differ by more than what is measured here, and in a
+random order of three:
+
+    none    the engine without a connector
+    idle    with one that does nothing: what vLLM itself charges for having any
+    ours
 
 (a) Asking: nothing is stored (no backlog is allowed), so that the difference is the price of finding nothing.
 (b) Storing: every prompt's chunk is stored, as it is for users; the time until the last is stored is counted in.
+
+Every batch has the same steps, so step is compared with step: the median of its times over the rounds, summed over the steps. The interval is
+that of 95 % of bootstrap draws of rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tests.e2e.gateway import serving
 from tests.vllm.harness import Prompt, engine, tokens, transfer_config
@@ -23,18 +33,33 @@ from bench.harness import BenchError, at_most, work_folder
 from bench.vllm_ttft import build_model, need_vllm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.vllm.harness import Engine
+
+    Connector = Literal["none", "idle", "ours"]
 
 REQUESTS: Final = 1000
 ALL: Final = 0.97
 """A step in which at least this share of the requests runs is one in which all run."""
 PROMPT_TOKENS: Final = 140
 NEW_TOKENS: Final = 64
-ROUNDS: Final = 10
+ROUNDS: Final = 14
 STORING_ROUNDS: Final = 5
+DRAWS: Final = 500
 ADDED_PERCENT_MAX: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Seconds of the processor of each step, in order, how many requests ran then, and all in all until nothing was left to store."""
+
+    steps_s: tuple[float, ...]
+    running: tuple[int, ...]
+    all_s: float
+
+
+Batches = dict["Connector", list[Batch]]
 
 
 def main(argv: Sequence[str] = ()) -> dict[str, Any]:
@@ -42,75 +67,112 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
     need_vllm(argv)
     with work_folder() as folder:
         model = build_model("llama", folder)
-        asking = asyncio.run(_added(folder, model, ROUNDS, max_store_backlog_bytes=0))
-        storing = asyncio.run(_added(folder, model, STORING_ROUNDS))
-    return {
-        "asking_added_percent": asking,
-        "storing_added_percent": storing,
-        "bars": [
-            at_most("miss path, added to a step's CPU time, %", asking["step_cpu least"], ADDED_PERCENT_MAX),
-            at_most(
-                "miss path, added to a full step's CPU time, %", asking["full_cpu least"], ADDED_PERCENT_MAX
-            ),
-        ],
+        asking = asyncio.run(
+            _batches(folder, model, ROUNDS, ("none", "idle", "ours"), max_store_backlog_bytes=0)
+        )
+        storing = asyncio.run(_batches(folder, model, STORING_ROUNDS, ("none", "ours")))
+    every, full = _of_every_step, _of_full_steps
+    results: dict[str, Any] = {
+        f"asking, {steps}": {
+            "ours over none, %": _added(asking, "ours", "none", of),
+            "ours over idle, %": _added(asking, "ours", "idle", of),
+            "idle over none, %": _added(asking, "idle", "none", of),
+        }
+        for steps, of in (("all steps", every), ("1,000 run", full))
     }
+    results["storing, until all is stored"] = {
+        "ours over none, %": 100 * (_all_s(storing["ours"]) / _all_s(storing["none"]) - 1)
+    }
+    results["bars"] = [
+        at_most(
+            f"miss path over {other}, {steps}, %",
+            results[f"asking, {steps}"][f"ours over {other}, %"]["median"],
+            ADDED_PERCENT_MAX,
+        )
+        for other in ("none", "idle")
+        for steps in ("all steps", "1,000 run")
+    ]
+    return results
 
 
-async def _added(folder: Path, model: Path, rounds: int, **settings: int) -> dict[str, float]:
-    """Return what the connector adds, in percent: from the median of the rounds' ratios, and from the least of each side.
-
-    Whatever else runs on the machine only ever adds to a time, so the least of several rounds is the steadier figure.
-    """
-    more = {"max_num_seqs": REQUESTS, "max_model_len": 256}
-    rounds_of: dict[bool, list[dict[str, float]]] = {True: [], False: []}
-    state = folder / f"state-{rounds}"
-    async with serving(state, card="8GiB") as gateway:
+async def _batches(
+    folder: Path, model: Path, rounds: int, connectors: tuple[Connector, ...], **settings: int
+) -> Batches:
+    """Run batches with each of these connectors, in random order."""
+    more: dict[str, Any] = {"max_num_seqs": REQUESTS, "max_model_len": 256}
+    found: Batches = {connector: [] for connector in connectors}
+    rng = random.Random(rounds)
+    async with serving(folder / f"state-{rounds}", card="8GiB") as gateway:
         transfer = transfer_config(gateway.control_port, **settings)
-        async with engine(model, state / "log", transfer, **more) as one:
-            _pin(gateway.process.pid, 1)
-            _pin(one.process.pid, 0)
+        async with engine(model, folder / "log", transfer, **more) as one:
             await one.steps()
-            for number in range(-1, rounds):
-                for on in (True, False) if number % 2 else (False, True):
-                    await one.plug(on=on)
-                    taken = await _batch(one, 2 * (number + 1) + on)
-                    if number >= 0:  # the first warms up
-                        rounds_of[on].append(taken)
-    return _compared(rounds_of[True], rounds_of[False])
+            number = 0
+            for counted in (False, *[True] * rounds):  # the first warms up
+                for connector in rng.sample(connectors, len(connectors)):
+                    await one.plug(connector)
+                    _pin(gateway.process.pid, one.process.pid)
+                    batch = await _batch(one, number)
+                    number += 1
+                    if counted:
+                        found[connector].append(batch)
+    return found
 
 
-def _compared(having: list[dict[str, float]], lacking: list[dict[str, float]]) -> dict[str, float]:
-    added = {}
-    for name in having[0]:
-        ones, others = [one[name] for one in having], [one[name] for one in lacking]
-        ratios = [one / other for one, other in zip(ones, others, strict=True)]
-        added[f"{name} median"] = 100 * (statistics.median(ratios) - 1)
-        added[f"{name} least"] = 100 * (min(ones) / min(others) - 1)
-    return added
-
-
-async def _batch(one: Engine, number: int) -> dict[str, float]:
-    """Return times of one batch: mean step, mean step in which all run, and all in all until nothing is left to store."""
+async def _batch(one: Engine, number: int) -> Batch:
     seeds = range(number * REQUESTS, (number + 1) * REQUESTS)
     prompts = [Prompt(tokens(PROMPT_TOKENS, seed), "a") for seed in seeds]
     answers = await one.generate(*prompts, max_tokens=NEW_TOKENS)
     steps = await one.steps()
     await one.forget()
-    after = sum(cpu for _, cpu, _ in await one.steps())
-    full = [step for step in steps if step[2] >= ALL * REQUESTS]
+    after_s = sum(cpu_s for _, cpu_s, _ in await one.steps())
+    steps_s, running = tuple(cpu_s for _, cpu_s, _ in steps), tuple(running for _, _, running in steps)
+    return Batch(steps_s, running, answers[0].cpu_seconds + after_s)
+
+
+def _of_every_step(batch: Batch) -> tuple[float, ...]:
+    return batch.steps_s
+
+
+def _of_full_steps(batch: Batch) -> tuple[float, ...]:
+    """The steps in which all requests run, without the first, which still admits some."""
+    full = tuple(
+        step_s
+        for step_s, running in zip(batch.steps_s, batch.running, strict=True)
+        if running >= ALL * REQUESTS
+    )[1:]
     if not full:
         raise BenchError("the requests never ran all at once: is the machine busy?")
-    return {
-        "step_wall": statistics.fmean(wall for wall, _, _ in steps),
-        "step_cpu": statistics.fmean(cpu for _, cpu, _ in steps),
-        "full_wall": statistics.fmean(wall for wall, _, _ in full),
-        "full_cpu": statistics.fmean(cpu for _, cpu, _ in full),
-        "all_cpu": answers[0].cpu_seconds + after,
-    }
+    return full
 
 
-def _pin(process: int, core: int) -> None:
-    """Keep a process on one core, where there are several."""
+def _added(
+    batches: Batches, one: Connector, other: Connector, of: Callable[[Batch], tuple[float, ...]]
+) -> dict[str, float]:
+    """What `one` adds to `other`, in percent, and the interval of that."""
+    ones, others = ([of(batch) for batch in batches[each]] for each in (one, other))
+    if len({len(steps) for steps in ones + others}) != 1:
+        raise BenchError("the batches have not the same steps: is the machine busy?")
+    rng, rounds = random.Random(1), range(len(ones))
+
+    def added(chosen: Sequence[int]) -> float:
+        return 100 * (_typical([ones[at] for at in chosen]) / _typical([others[at] for at in chosen]) - 1)
+
+    draws = sorted(added(rng.choices(rounds, k=len(ones))) for _ in range(DRAWS))
+    return {"median": added(rounds), "from": draws[DRAWS // 40], "to": draws[-1 - DRAWS // 40]}
+
+
+def _typical(batches: Sequence[tuple[float, ...]]) -> float:
+    """The time of a batch each of whose steps takes its median."""
+    return sum((statistics.median(times) for times in zip(*batches, strict=True)), 0.0)
+
+
+def _all_s(batches: Sequence[Batch]) -> float:
+    return statistics.median(batch.all_s for batch in batches)
+
+
+def _pin(gateway: int, one: int) -> None:
+    """Give the engine's thread a core of its own, where there are several; all other threads get another."""
     cores = sorted(os.sched_getaffinity(0))
-    for thread in Path(f"/proc/{process}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {cores[core % len(cores)]})
+    for process in (gateway, one):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            os.sched_setaffinity(int(task.name), {cores[0] if int(task.name) == one else cores[-1]})

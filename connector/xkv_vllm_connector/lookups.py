@@ -233,7 +233,7 @@ class Lookups:
 
     def release(self, leases: Sequence[tuple[int, bytes]]) -> None:
         """Let go of leases, some time soon."""
-        if self.available:
+        if leases and self.available:
             for _, lease in leases:
                 with contextlib.suppress(RuntimeError):  # shut down: they end by themselves
                     self._threads.submit(self._release, lease)

@@ -44,6 +44,8 @@ class Entry:
     asked_for: tuple[int, int] = (0, 0)
     """The chunks, from the first to the one after the last: another question has another answer."""
     answer: _Answer | None = None
+    ahead: Question | None = None
+    """Which chunk it is asked about with others; None: it is not."""
 
 
 class Offers:
@@ -85,8 +87,12 @@ class Offers:
             self._ahead.add(request.request_id, self._first(entry, 0))
 
     def _first(self, entry: Entry, chunk: int) -> Question:
-        block_hash = entry.request.block_hashes[(chunk + 1) * self._geometry.hashes_per_chunk - 1]
-        return Question(entry.tracked.scope, chunk, block_hash)
+        """Return what to ask of a request with others, about this chunk."""
+        question = entry.ahead
+        if question is None or question.chunk != chunk:
+            block_hash = entry.request.block_hashes[(chunk + 1) * self._geometry.hashes_per_chunk - 1]
+            question = entry.ahead = Question(entry.tracked.scope, chunk, block_hash)
+        return question
 
     def step_ends(self) -> None:
         """The step is planned: while the engine computes it, the next requests can be asked about."""
@@ -106,17 +112,17 @@ class Offers:
         )
         if question[0] == question[1]:
             return self._settle(entry, computed_tokens, 0)
-        self._forget_other(entry, question)
-        if entry.answer is not None:
-            return self._settle(entry, computed_tokens, entry.answer.chunks)
-        if entry.asked is None and self._lookups.glances:
-            verdict = self._ahead.verdict(request.request_id, self._first(entry, question[0]))
-            if verdict is Verdict.NOTHING:
-                return self._settle(entry, computed_tokens, 0)
-            if verdict is Verdict.LATER:
-                return None, False
+        if entry.asked is not None or entry.answer is not None:
+            self._forget_other(entry, question)
+            if entry.answer is not None:
+                return self._settle(entry, computed_tokens, entry.answer.chunks)
+        verdict = self._glanced(entry, question[0])
+        if verdict is Verdict.NOTHING:
+            return self._settle(entry, computed_tokens, 0)
+        if verdict is Verdict.LATER:
+            return None, False
         if entry.asked is None and not self._lookups.crowded:
-            self._ahead.drop(request.request_id)
+            self._drop_ahead(entry)
             entry.asked = self._lookups.begin(entry.tracked.scope, request.block_hashes, *question)
             entry.asked_for = question
             if entry.asked is None:
@@ -130,6 +136,12 @@ class Offers:
         entry.answer = _Answer(found.chunks, self._clock() + lifetime_ns)
         entry.tracked.leases = found.leases
         return self._settle(entry, computed_tokens, found.chunks)
+
+    def _glanced(self, entry: Entry, chunk: int) -> Verdict:
+        """What was found out of a request among others, from this chunk on."""
+        if entry.asked is not None or not self._lookups.glances:
+            return Verdict.UNKNOWN
+        return self._ahead.verdict(entry.request.request_id, self._first(entry, chunk))
 
     def _forget_other(self, entry: Entry, question: tuple[int, int]) -> None:
         """Let go of what was asked or answered about something else, or too long ago."""
@@ -154,16 +166,21 @@ class Offers:
         return found
 
     def _settle(self, entry: Entry, computed_tokens: int, chunks: int) -> tuple[int, bool]:
-        tokens = max(0, chunks * self._geometry.chunk_tokens - computed_tokens)
-        entry.tracked.step(Event.OFFER if tokens else Event.MISS)
-        entry.tracked.offered_tokens = computed_tokens
+        tracked, tokens = entry.tracked, max(0, chunks * self._geometry.chunk_tokens - computed_tokens)
+        tracked.step(Event.OFFER if tokens else Event.MISS)
+        tracked.offered_tokens = computed_tokens
         return tokens, bool(tokens) and not self._sync
 
     def settled(self, entry: Entry) -> None:
         """The engine has made room for a request, with or without what it was offered."""
-        self._ahead.drop(entry.request.request_id)
+        self._drop_ahead(entry)
         if entry.tracked.state is State.OFFERED:
             self.drop(entry)
+
+    def _drop_ahead(self, entry: Entry) -> None:
+        if entry.ahead is not None:
+            entry.ahead = None
+            self._ahead.drop(entry.request.request_id)
 
     def drop(self, entry: Entry) -> None:
         """Let go of an answer, and of what it leases."""
@@ -173,7 +190,7 @@ class Offers:
 
     def end(self, entry: Entry) -> None:
         """A request has ended."""
-        self._ahead.drop(entry.request.request_id)
+        self._drop_ahead(entry)
         if entry.asked is not None:
             self._lookups.forget(entry.asked)
             entry.asked = None

@@ -115,10 +115,13 @@ class WorkerSide:
         """In a step that computes nothing, wait a moment for a job to end, if one is under way."""
         if plan.idle and self._under_way:
             self._news.wait(IDLE_WAIT_S)
-        self._news.clear()
+        if self._news.is_set():
+            self._news.clear()
 
     def take_received(self) -> tuple[set[str], set[str]]:
         """Return the requests whose asynchronous load has ended since the last call, and those of them that failed."""
+        if not self._received:
+            return set(), set()
         with self._lock:
             received, failed = self._received, self._failed
             self._received, self._failed = set(), set()
@@ -126,12 +129,16 @@ class WorkerSide:
 
     def take_bad_blocks(self) -> set[int]:
         """Return the blocks that a synchronous load did not fill."""
+        if not self._bad_blocks:
+            return set()
         with self._lock:
             bad, self._bad_blocks = self._bad_blocks, set()
         return bad
 
     def take_report(self) -> WorkerReport | None:
         """Return what the scheduler's side is to know, if there is anything."""
+        if self._report.empty:
+            return None
         with self._lock:
             report = self._report
             if report.empty:

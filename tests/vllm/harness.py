@@ -11,7 +11,7 @@ import signal
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import httpx
 
@@ -145,12 +145,12 @@ class Engine(Process):
         assert await self.ask({"op": "forget"}) is True
 
     async def steps(self) -> list[tuple[float, float, int]]:
-        """Return wall seconds, seconds of the processor and running requests of each step since the last call (at first, nothing)."""
+        """Return wall seconds, seconds of the engine's thread and running requests of each step since the last call (at first, nothing)."""
         return [(wall, cpu, running) for wall, cpu, running in await self.ask({"op": "steps"})]
 
-    async def plug(self, *, on: bool) -> None:
-        """Take the connector out of the engine, or put it back. Nothing may be under way."""
-        assert await self.ask({"op": "plug", "on": on}) is True
+    async def plug(self, connector: Literal["none", "idle", "ours"]) -> None:
+        """Take the connector out of the engine, put one in that does nothing, or put ours back. Nothing may be under way."""
+        assert await self.ask({"op": "plug", "connector": connector}) is True
 
     async def metrics(self) -> dict[str, float]:
         return dict(await self.ask({"op": "metrics"}))

@@ -2,9 +2,9 @@
 
 `{"op": "generate", "prompts": [{"tokens", "salt", "store"}], "max_tokens": N}` answers a list of
 `{"tokens", "logprobs", "cached", "reason", "seconds", "cpu_seconds"}`; `{"op": "forget"}` empties the engine's own prefix cache; `{"op": "metrics"}` answers what
-vLLM counts; `{"op": "steps"}` answers `[wall seconds, seconds of the processor, requests that run]` for each step since the last time (the first
-time, nothing); `{"op": "plug", "on": false}` takes the connector out of the engine, until it is put back; `{"op": "end"}` ends it in order. The first
-line that it writes is `{"ready": true}`.
+vLLM counts; `{"op": "steps"}` answers `[wall seconds, seconds of the processor in the engine's thread, requests that run]` for each step since the last time
+(the first time, nothing); `{"op": "plug", "connector": "none"}` takes the connector out of the engine, until "ours" is put back, and "idle" puts one in its
+place that does nothing; `{"op": "end"}` ends it in order. The first line that it writes is `{"ready": true}`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer import kv_transfer_state
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
 
 # Standard output is ours alone: what vLLM and its children print goes to standard error.
 _OUT = os.fdopen(os.dup(1), "w")
@@ -87,10 +93,10 @@ class Steps:
         self._taken: list[tuple[float, float, int]] = []
 
     def _timed(self) -> Any:
-        began, began_cpu = time.monotonic(), time.process_time()
+        began, began_cpu = time.monotonic(), time.thread_time()
         outcome = self._step()
         running = len(self._core.scheduler.running)
-        self._taken.append((time.monotonic() - began, time.process_time() - began_cpu, running))
+        self._taken.append((time.monotonic() - began, time.thread_time() - began_cpu, running))
         return outcome
 
     def take(self) -> list[tuple[float, float, int]]:
@@ -98,19 +104,54 @@ class Steps:
         return taken
 
 
+class Idle(KVConnectorBase_V1, SupportsHMA):
+    """A connector that does nothing: what an engine pays for having one at all."""
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        pass
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        pass
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        return False, None
+
+
 class Plug:
-    """Takes the connector out of an idle engine, as if it had never had one, and puts it back."""
+    """Takes the connector out of an engine at rest, as if it had never had one, or puts another one in its place."""
 
     def __init__(self, llm: LLM) -> None:
         self._scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        self._connector = self._scheduler.connector
+        ours = self._scheduler.connector
+        of_the_worker = kv_transfer_state._KV_CONNECTOR_AGENT
         self._stats = self._scheduler.connector_prefix_cache_stats
-        self._agent = kv_transfer_state._KV_CONNECTOR_AGENT
+        self._connectors = {
+            "none": (None, None),
+            "ours": (ours, of_the_worker),
+            "idle": (
+                Idle(ours._vllm_config, KVConnectorRole.SCHEDULER, ours._kv_cache_config),
+                Idle(ours._vllm_config, KVConnectorRole.WORKER, ours._kv_cache_config),
+            ),
+        }
 
-    def turn(self, *, on: bool) -> None:
-        self._scheduler.connector = self._connector if on else None
-        self._scheduler.connector_prefix_cache_stats = self._stats if on else None
-        kv_transfer_state._KV_CONNECTOR_AGENT = self._agent if on else None
+    def turn(self, connector: str) -> None:
+        self._scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT = self._connectors[connector]
+        self._scheduler.connector_prefix_cache_stats = None if connector == "none" else self._stats
 
 
 def main() -> None:
@@ -132,12 +173,12 @@ def main() -> None:
                 say(steps.take())
             case "plug":
                 plug = plug or Plug(llm)
-                plug.turn(on=command["on"])
+                plug.turn(command["connector"])
                 say(True)
             case "end":
                 break
     if plug is not None:
-        plug.turn(on=True)
+        plug.turn("ours")
     llm.llm_engine.engine_core.shutdown()
     say({"ended": True})
 
