@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from xkv_gateway.journald import JournalHandler
+from xkv_process.text import ascii_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,7 +91,16 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, default=str, ensure_ascii=True)
 
 
-class JournalFormatter(logging.Formatter):
+class TextFormatter(logging.Formatter):
+    """Text, a line an event whatever a target or a client has called itself; a trace has lines of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in `logging`
+        """Return the line."""
+        record.message = ascii_only(record.message)
+        return super().formatMessage(record)
+
+
+class JournalFormatter(TextFormatter):
     """Text with the priority that the journal reads off the front."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -126,7 +136,7 @@ def set_up_logging(
         handler.setFormatter(JournalFormatter(JOURNAL_FORMAT))
         handler = JournalHandler(journal, IDENTIFIER, facts=facts, priority=priority, fallback=handler)
     else:
-        handler.setFormatter(logging.Formatter(TEXT_FORMAT))
+        handler.setFormatter(TextFormatter(TEXT_FORMAT))
     handler.addFilter(RateLimit(clock))
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -13,6 +13,7 @@ import click
 from xkv_process.errors import CommandError
 from xkv_process.signals import end_at_once_on_signals
 from xkv_process.streams import let_go_of_output, lost_output, open_standard_streams
+from xkv_process.text import ascii_only
 
 if TYPE_CHECKING:
     import logging
@@ -82,6 +83,6 @@ def _run(cli: click.Command, program: str, argv: Sequence[str] | None, log: logg
 
 def _complain(program: str, message: str, advice: str = "") -> None:
     with contextlib.suppress(OSError):  # nobody can be told: the exit code still says it
-        click.echo(f"{program}: {message}", err=True)
-        if advice:
-            click.echo(f"  {advice}", err=True)
+        for line in (f"{program}: {message}", *([f"  {advice}"] if advice else ())):
+            # It may hold what a target or a file has said.
+            click.echo(ascii_only(line), err=True)

@@ -118,8 +118,8 @@ def test_into_the_journal_goes_an_entry_with_the_facts_as_fields(tmp_path: Path)
 def test_what_the_journal_does_not_take_becomes_lines_with_priorities(tmp_path: Path) -> None:
     with (tmp_path / "lines").open("w") as stream:
         log_into(tmp_path / "nobody", stream)
-        logging.getLogger("xkv_gateway.test").warning("two\nlines")
-        logging.getLogger("xkv_gateway.test").info("one")
+        logging.getLogger("xkv_gateway.test").warning("a trace", exc_info=ValueError("of no use"))
+        logging.getLogger("xkv_gateway.test").info("one\nline")
     assert [line[:3] for line in (tmp_path / "lines").read_text().splitlines()] == ["<4>", "<4>", "<6>"]
 
 

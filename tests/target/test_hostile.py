@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import io
+import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.e2e.gateway import run
 from tests.target.fake_spdk import FakeSpdk, RpcFault, fake_spdk
 from tests.target.model_spdk import ModelVolumes
 from tests.target.real import Setup
 from tests.target.settings import AIO, KEYED, wanted
 from tests.target.test_plan import VARIANTS
 from xkv_gateway.errors import ExitCode, TargetError
+from xkv_gateway.logs import set_up_logging
 from xkv_gateway.target import spdk
 from xkv_rpc.addresses import SpdkAddress
 from xkv_rpc.spdk import SpdkClient
@@ -170,3 +175,63 @@ async def test_a_target_without_keys_and_volumes_is_made_where_none_are_asked_fo
         assert await spdk.apply(client, desired) == ()
         with pytest.raises(TargetError, match="keyring_file_add_key"):
             await spdk.apply(client, replace(wanted(hosts=[KEYED]), rpc=desired.rpc))
+
+
+SPOKEN: Final = "evil\x1b[2J\x1b]0;owned\x07\u202e\nforged"
+
+
+@pytest.mark.parametrize("where", ["hosts", "namespaces", "serial_number", "version", "bdev"])
+async def test_what_a_target_calls_its_things_moves_no_cursor_and_begins_no_line(
+    home: Path, where: str
+) -> None:
+    setup = Setup(home, {"bdev": AIO})
+    async with target(home, ModelVolumes(), "spdk.sock") as (fake, _client, _desired):
+        await setup.command("target", "apply")
+        handle = fake.handle
+
+        def spoken(method: str, params: dict[str, Any]) -> Any:
+            answer = copy.deepcopy(handle(method, params))
+            if where == "version" and method == "spdk_get_version":
+                return {"version": SPOKEN}
+            if where == "bdev" and method == "bdev_get_bdevs":
+                answer[0]["product_name"] = SPOKEN
+            for one in answer if method == "nvmf_get_subsystems" else ():
+                match where:
+                    case "hosts":
+                        one["hosts"] = [{"nqn": SPOKEN}]
+                    case "namespaces":
+                        one.setdefault("namespaces", []).append(
+                            {"nsid": 9, "bdev_name": SPOKEN, "name": SPOKEN}
+                        )
+                    case "serial_number":
+                        one["serial_number"] = SPOKEN
+            return answer
+
+        fake.handle = spoken
+        said = ""
+        for words in (
+            ("target", "plan"),
+            ("target", "apply"),
+            ("target", "status", "--interval", "0.05"),
+            ("doctor",),
+        ):
+            done = await run(home, *words, "--config", str(setup.file))
+            said += done.out + done.err
+        assert "evil" in said
+        assert [sign for sign in ("\x1b", "\x07", "\u202e", "\nforged") if sign in said] == [], ascii(said)
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_no_message_of_the_log_begins_a_line_of_its_own(style: str) -> None:
+    stream = io.StringIO()
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        set_up_logging("info", style, clock=time.monotonic_ns, environment={}, stream=stream)
+        logging.getLogger("xkv_gateway.target").info("SPDK target: %s", SPOKEN)
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+    [line] = stream.getvalue().splitlines()
+    assert "evil" in line
+    assert line.isprintable()

@@ -16,7 +16,7 @@ import click
 
 from xkv_gateway.binds import host_port
 from xkv_gateway.cli.options import config_option, load_settings
-from xkv_gateway.cli.status import WILDCARDS, ascii_only, split_admin
+from xkv_gateway.cli.status import WILDCARDS, split_admin
 from xkv_gateway.errors import (
     CardUnavailableError,
     ConfigError,
@@ -25,6 +25,7 @@ from xkv_gateway.errors import (
     RefusedError,
 )
 from xkv_gateway.service.tokens import read_token
+from xkv_process.text import ascii_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,6 +24,7 @@ from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.target import spdk
 from xkv_gateway.target.desired import desired_of
 from xkv_gateway.target.plan import plan
+from xkv_process.text import ascii_only
 from xkv_rpc.spdk import SpdkClient
 
 if TYPE_CHECKING:
@@ -182,9 +183,9 @@ def _print(findings: list[Finding]) -> None:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         mark = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.PROBLEM: "PROBLEM"}[finding.level]
-        click.echo(f"{mark}  {finding.check:<{width}}  {finding.text}")
+        click.echo(f"{mark}  {finding.check:<{width}}  {ascii_only(finding.text)}")
         if finding.advice:
-            click.echo(f"{'':7}  {'':<{width}}  -> {finding.advice}")
+            click.echo(f"{'':7}  {'':<{width}}  -> {ascii_only(finding.advice)}")
     problems = sum(finding.level is Level.PROBLEM for finding in findings)
     notes = sum(finding.level is Level.NOTE for finding in findings)
     click.echo(f"{problems} problem{'s' * (problems != 1)}, {notes} note{'s' * (notes != 1)}")

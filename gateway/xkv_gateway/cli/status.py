@@ -16,6 +16,7 @@ from xkv_gateway.cli.options import config_option, load_settings
 from xkv_gateway.errors import ConfigError, ExitCode, GatewayUnreachableError, NotServingError
 from xkv_gateway.service.tokens import read_token
 from xkv_gateway.sizes import format_size
+from xkv_process.text import ascii_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,11 +117,6 @@ def fetch_status(host: str, port: int, token: str | None = None) -> dict[str, An
     return dict(answer)
 
 
-def ascii_only(text: str) -> str:
-    """Return `text` with whatever could move a terminal's cursor spelled out."""
-    return text if text.isprintable() else ascii(text)
-
-
 def _somebody_else(where: str, what: str) -> GatewayUnreachableError:
     return GatewayUnreachableError(
         f"what answers at {where} is not a gateway's admin port ({what})",
@@ -135,7 +131,7 @@ def _print(answer: dict[str, Any]) -> None:
         table.add_column(min_width=16, no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in rows:
-            table.add_row(name, value)
+            table.add_row(name, ascii_only(value or ""))
         console.print(table)
         console.print()
 

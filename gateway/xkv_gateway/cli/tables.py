@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from xkv_gateway.cli.status import ascii_only
 from xkv_gateway.sizes import format_size
+from xkv_process.text import ascii_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

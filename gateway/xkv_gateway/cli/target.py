@@ -24,6 +24,7 @@ from xkv_gateway.target.desired import desired_of
 from xkv_gateway.target.figures import count, rates_between, read_sample
 from xkv_gateway.target.plan import plan as plan_of
 from xkv_gateway.target.teardown import plan_destroy
+from xkv_process.text import ascii_only
 from xkv_rpc.spdk import SpdkClient, SpdkError
 
 if TYPE_CHECKING:
@@ -118,13 +119,13 @@ def _print_plan(found: Plan) -> None:
     if found.right:
         click.echo("the target is as it shall be")
     for number, step in enumerate(found.steps, 1):
-        click.echo(f"{number:3}. {_step_text(step)}")
+        click.echo(ascii_only(f"{number:3}. {_step_text(step)}"))
     if found.open_end:
         click.echo("     then it is looked at again: what follows depends on what is there")
     for text in found.refusals:
-        click.echo(f"refused: {text}")
+        click.echo(ascii_only(f"refused: {text}"))
     for text in found.remarks:
-        click.echo(f"note: {text}")
+        click.echo(ascii_only(f"note: {text}"))
 
 
 def _step_text(step: Step) -> str:
@@ -145,7 +146,7 @@ def apply(file: Path | None, as_json: bool, format_store: bool) -> None:
 
     def say(step: Step) -> None:
         if not as_json:
-            click.echo(_step_text(step))
+            click.echo(ascii_only(_step_text(step)))
 
     steps = _with_client(
         desired, lambda client: spdk.apply(client, desired, may_erase=format_store, on_step=say)
@@ -185,9 +186,9 @@ def destroy(file: Path | None, as_json: bool, yes: bool, volumes: bool) -> None:
         print_json(_plan_json(found) | {"done": yes})
     else:
         for step in found.steps:
-            click.echo(_step_text(step))
+            click.echo(ascii_only(_step_text(step)))
         for text in found.remarks:
-            click.echo(f"note: {text}")
+            click.echo(ascii_only(f"note: {text}"))
         if not found.steps:
             click.echo("there is nothing that the gateway made")
     if found.steps and not yes:
@@ -295,7 +296,7 @@ def _print_status(document: dict[str, Any]) -> None:
         ],
     )
     for text in plan["remarks"]:
-        click.echo(f"note: {text}")
+        click.echo(ascii_only(f"note: {text}"))
     if rates is not None:
         rows = [
             (

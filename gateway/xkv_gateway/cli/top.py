@@ -14,12 +14,12 @@ from rich.text import Text
 
 from xkv_gateway.cli.admin_client import AdminClient, admin_command
 from xkv_gateway.cli.quota import share_text
-from xkv_gateway.cli.status import ascii_only
 from xkv_gateway.cli.tables import print_json, size_or
 from xkv_gateway.cli.top_sample import Look, View, view
 from xkv_gateway.clock import monotonic_ns
 from xkv_gateway.errors import ExitCode
 from xkv_gateway.sizes import format_size
+from xkv_process.text import ascii_only
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
