@@ -20,20 +20,21 @@ from xkv_nvmeof.initiator_errors import command_failed
 from xkv_nvmeof.initiator_keeper import Keeper
 from xkv_nvmeof.initiator_options import InitiatorOptions, Negotiated, PathStatus, TargetAddress
 from xkv_nvmeof.initiator_reservations import NamespaceReservations
+from xkv_nvmeof.kept import KeptDevice
 from xkv_nvmeof.multipath import PATHS_MAX
 from xkv_nvmeof.spec import IoOpcode, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from xkv_nvmeof.blockdev import ByteRange, DeviceIdentity, Geometry
+    from xkv_nvmeof.blockdev import ByteRange, Geometry
 
 __all__ = ["InitiatorOptions", "Negotiated", "TargetAddress", "TcpInitiator"]
 
 _MAX_RANGE_BLOCKS: Final = 0xFFFF_FFFF
 
 
-class TcpInitiator:
+class TcpInitiator(KeptDevice[Keeper]):
     """See the module and `BlockDevice`. Made by `connect`; `clock` is monotonic, in nanoseconds."""
 
     def __init__(
@@ -50,9 +51,8 @@ class TcpInitiator:
         self._nsid = address.nsid
         self._counters = DeviceCounters()
         self._dispatcher = Dispatcher(options, clock, self._counters)
-        self._keeper = Keeper(
-            Host(options, clock, entropy), addresses, self._dispatcher, self._counters, entropy
-        )
+        host = Host(options, clock, entropy)
+        super().__init__(Keeper(host, addresses, self._dispatcher, self._counters, entropy))
         self._reservations = NamespaceReservations(self._dispatcher, address.nsid, options.host_id)
 
     @classmethod
@@ -85,31 +85,6 @@ class TcpInitiator:
     # -- what it is ------------------------------------------------------------------------------------------
 
     @property
-    def geometry(self) -> Geometry:
-        """Geometry of the namespace as last told."""
-        return self._keeper.seen.geometry
-
-    @property
-    def identity(self) -> DeviceIdentity:
-        """Identity of the namespace."""
-        return self._keeper.seen.identity
-
-    @property
-    def state(self) -> DeviceState:
-        """Whether commands can be sent now."""
-        return self._keeper.state
-
-    @property
-    def reason(self) -> str:
-        """Why the device is in its state, for people."""
-        return self._keeper.reason
-
-    @property
-    def counters(self) -> DeviceCounters:
-        """Live counters."""
-        return self._counters
-
-    @property
     def negotiated(self) -> Negotiated | None:
         """What was agreed upon with the controller; None while offline."""
         association = self._keeper.association
@@ -140,14 +115,6 @@ class TcpInitiator:
     def reservations(self) -> NamespaceReservations | None:
         """Reservations of the namespace, None where the controller or the namespace has none."""
         return self._reservations if self._keeper.seen.reservable else None
-
-    def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
-        """Call `listener(state, reason)` from the loop at each change of state."""
-        self._keeper.state_listeners.append(listener)
-
-    def add_geometry_listener(self, listener: Callable[[Geometry, Geometry], None]) -> None:
-        """Call `listener(before, now)` from the loop when the namespace grew, shrank or changed otherwise."""
-        self._keeper.geometry_listeners.append(listener)
 
     def retarget(self, host: str, port: int) -> None:
         """The namespace is (or will be) reached there: used from the next attempt, made at once while offline."""

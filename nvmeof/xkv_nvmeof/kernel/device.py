@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from xkv_nvmeof.blockdev import DeviceOffline, DeviceState, OutcomeUnknown
 from xkv_nvmeof.initiator_calls import byte_views
 from xkv_nvmeof.initiator_errors import DeviceBusy, command_failed
+from xkv_nvmeof.kept import KeptDevice
 from xkv_nvmeof.kernel.keeper import NS_PER_MS, KernelKeeper
 from xkv_nvmeof.kernel.workers import Workers
 from xkv_nvmeof.spec import Status
@@ -24,7 +25,7 @@ from xkv_nvmeof.spec import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xkv_nvmeof.blockdev import ByteRange, DeviceCounters, DeviceIdentity, Geometry
+    from xkv_nvmeof.blockdev import ByteRange
     from xkv_nvmeof.initiator_options import InitiatorOptions
     from xkv_nvmeof.kernel.keeper import Use
     from xkv_nvmeof.kernel.ways import Way
@@ -44,11 +45,11 @@ ANSWERED: Final = {
 """What Linux makes of answers of a controller. All other errors, EIO above all, may as well be a connection that was lost."""
 
 
-class KernelDevice:
+class KernelDevice(KeptDevice[KernelKeeper]):
     """See the module and `BlockDevice`. Made by `connect`; `clock` is monotonic, in nanoseconds."""
 
     def __init__(self, keeper: KernelKeeper, options: InitiatorOptions, clock: Callable[[], int]) -> None:
-        self._keeper = keeper
+        super().__init__(keeper)
         self._counters = keeper.counters
         self._options = options
         self._clock = clock
@@ -75,39 +76,14 @@ class KernelDevice:
     # -- what it is ------------------------------------------------------------------------------------------
 
     @property
-    def geometry(self) -> Geometry:
-        """Geometry of the namespace as last told."""
-        return self._keeper.opened.geometry
-
-    @property
-    def identity(self) -> DeviceIdentity:
-        """Identity of the namespace."""
-        return self._keeper.opened.identity
-
-    @property
-    def state(self) -> DeviceState:
-        """Whether commands can be sent now."""
-        return self._keeper.state
-
-    @property
-    def reason(self) -> str:
-        """Why the device is in its state, for people."""
-        return self._keeper.reason
-
-    @property
-    def counters(self) -> DeviceCounters:
-        """Live counters."""
-        return self._counters
-
-    @property
     def late_ms(self) -> int:
         """How long a command may still be executed after this host is gone."""
-        return self._keeper.opened.late_ms
+        return self._keeper.seen.late_ms
 
     @property
     def facts(self) -> dict[str, object]:
         """What Linux says of the way to the namespace, for status displays."""
-        return self._keeper.opened.facts
+        return self._keeper.seen.facts
 
     @property
     def settles_at_ns(self) -> int:
@@ -123,14 +99,6 @@ class KernelDevice:
     def reservations(self) -> None:
         """None: not through Linux."""
         return
-
-    def add_state_listener(self, listener: Callable[[DeviceState, str], None]) -> None:
-        """Call `listener(state, reason)` from the loop at each change of state."""
-        self._keeper.state_listeners.append(listener)
-
-    def add_geometry_listener(self, listener: Callable[[Geometry, Geometry], None]) -> None:
-        """Call `listener(before, now)` from the loop when the namespace grew or shrank."""
-        self._keeper.geometry_listeners.append(listener)
 
     async def aclose(self) -> None:
         """Wait a moment for what is in flight, close the namespace, undo what was connected. Idempotent."""

@@ -128,7 +128,7 @@ class KernelKeeper:
             self.may_have_lost()
 
     @property
-    def opened(self) -> Opened:
+    def seen(self) -> Opened:
         """The namespace as last opened; there is one from the first time on."""
         assert self._seen is not None
         return self._seen
@@ -150,7 +150,7 @@ class KernelKeeper:
         if not changed:
             return
         if state is DeviceState.OFFLINE and self._seen is not None:
-            self.settles_at_ns = max(self.settles_at_ns, self._clock() + self.opened.late_ms * NS_PER_MS)
+            self.settles_at_ns = max(self.settles_at_ns, self._clock() + self.seen.late_ms * NS_PER_MS)
         for listener in list(self.state_listeners):
             listener(state, reason)
 
@@ -217,9 +217,9 @@ class KernelKeeper:
         while self.use is None:
             await asyncio.sleep(self._backoff.next_s())
             try:
-                opened = await self._way.open(self.opened.identity)
+                opened = await self._way.open(self.seen.identity)
                 try:
-                    check_identity(self.opened.identity, opened.identity)
+                    check_identity(self.seen.identity, opened.identity)
                 except ConnectFailed:
                     await _close(opened.file)
                     await self._way.leave()

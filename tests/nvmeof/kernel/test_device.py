@@ -134,7 +134,7 @@ class TestFile(BlockDeviceContract):
 
     async def lose_connection(self, device: BlockDevice) -> None:
         assert isinstance(device, KernelDevice)
-        folder = device._keeper.opened.root / "class/nvme/nvme0/state"
+        folder = device._keeper.seen.root / "class/nvme/nvme0/state"
         states: asyncio.Queue[DeviceState] = asyncio.Queue()
         device.add_state_listener(lambda state, _reason: states.put_nowait(state))
         folder.write_text("connecting\n", encoding="ascii")
