@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.nvmeof.card_process import running_card
 from tests.ports import held_port
-from xkv_gateway.cli import main
+from xkv_gateway.cli import fabric, main
 from xkv_gateway.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -34,6 +35,16 @@ def test_a_target_is_asked_by_address_or_by_the_url_of_a_card(
             assert offered == [{"nqn": nqn, "address": host, "port": str(port)}]
         assert main(["fabric", "discover", f"{host}:{port}", *state]) == ExitCode.OK
         assert str(port) in capsys.readouterr().out
+
+
+def test_a_target_that_never_comes_to_an_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fabric, "DISCOVER_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert main(["fabric", "discover", where, "--state-dir", str(tmp_path)]) == ExitCode.CARD
+    assert "did not tell all" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

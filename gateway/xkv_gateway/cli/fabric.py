@@ -39,8 +39,11 @@ if TYPE_CHECKING:
     from xkv_gateway.config.tree import KeyPath
     from xkv_nvmeof.initiator_options import InitiatorOptions
     from xkv_nvmeof.kernel.view import View
+    from xkv_nvmeof.logpages import DiscoveryEntry
 
 TOOL_TIMEOUT_S: Final = 10.0
+DISCOVER_TIMEOUT_S: Final = 60.0
+"""Each answer has a deadline of its own; this is for all of them."""
 FABRIC_SCHEMES: Final = {"nvme+tcp", "kernel+tcp", "tcp"}
 
 
@@ -106,10 +109,7 @@ def discover(address: str, file: Path | None, state_dir: str | None, as_json: bo
     options, storage, _card = _settings(file, state_dir)
     host, port = _host_and_port(_authority(address))
     _judge(storage, host, f"the target {address}")
-    try:
-        entries = asyncio.run(discover_at(host, port, options, clock=monotonic_ns))
-    except DeviceError as error:
-        raise CardUnavailableError(f"{address}: {error}", advice="Is a target running there?") from None
+    entries = asyncio.run(_discover(host, port, options, address))
     offered = [
         {"nqn": entry.subnqn, "address": entry.address, "port": entry.service}
         for entry in entries
@@ -122,6 +122,17 @@ def discover(address: str, file: Path | None, state_dir: str | None, as_json: bo
     else:
         click.echo("it offers nothing to this host")
     return ExitCode.OK
+
+
+async def _discover(host: str, port: int, options: InitiatorOptions, address: str) -> list[DiscoveryEntry]:
+    try:
+        async with asyncio.timeout(DISCOVER_TIMEOUT_S):
+            return await discover_at(host, port, options, clock=monotonic_ns)
+    except DeviceError as error:
+        raise CardUnavailableError(f"{address}: {error}", advice="Is a target running there?") from None
+    except TimeoutError:
+        text = f"{address}: it answers, but did not tell all within {DISCOVER_TIMEOUT_S:.0f} s"
+        raise CardUnavailableError(text, advice="Look at the target's load and at its log.") from None
 
 
 def _authority(text: str) -> str:
