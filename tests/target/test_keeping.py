@@ -122,8 +122,9 @@ async def test_a_store_is_made_only_when_somebody_said_so(target: Target, client
 async def test_a_step_without_effect_ends_it(target: Target, client: SpdkClient) -> None:
     target.model.files["/srv/card.img"] = 1 << 20
     bdev = {"kind": "aio", "name": "xkv-bdev0", "file": "/srv/card.img", "size": 64 << 20}
-    with pytest.raises(TargetError, match="had no effect"):
+    with pytest.raises(TargetError, match="had no effect") as caught:
         await spdk.apply(client, wanted(bdev=bdev))
+    assert "Has the file that size" in caught.value.advice
 
 
 async def test_any_number_of_applications_at_once_ends_in_one_target(

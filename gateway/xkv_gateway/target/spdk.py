@@ -155,7 +155,8 @@ def _judge(coming: Plan, taken: list[Step], *, may_erase: bool) -> None:
                 advice="`xkv-gateway target apply --format-store` does it. What is on that device is lost.",
             )
         if step in taken:
-            raise TargetError(f"{step.method} was done, and had no effect ({step.why})")
+            text = f"{step.method} was done, and had no effect ({step.why})"
+            raise TargetError(text, advice=_advice(step))
 
 
 async def take(client: SpdkClient, step: Step) -> Any:
@@ -177,6 +178,7 @@ _ADVICE: Final = {
     "keyring_file_add_key": "The file must exist where the target runs, belong to its user, and have mode 0600.",
     "bdev_aio_create": "The file must exist where the target runs: `truncate -s SIZE FILE` makes an empty one.",
     "bdev_uring_create": "The file must exist where the target runs: `truncate -s SIZE FILE` makes an empty one.",
+    "bdev_aio_rescan": "Has the file that size where the target runs? `truncate -s SIZE FILE` gives it.",
     "bdev_malloc_create": "Has the target so much memory (huge pages, or nvmf_tgt -s)?",
     "bdev_nvme_attach_controller": "Is the SSD bound to vfio-pci (SPDK's setup.sh), and used by nothing else?",
     "nvmf_subsystem_add_listener": "Is it an address of the target's machine, and the port free?",
