@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xkv_gateway.core.tenancy import Held
+from xkv_gateway.service.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
     import httpx
@@ -135,6 +136,18 @@ async def test_a_query_that_is_not_known_is_refused(operator: httpx.AsyncClient,
         answer = await operator.get(f"{path}?{query}")
         assert answer.status_code in {400, 422}
         assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("method", "path"), [(each.method, each.path) for each in ENDPOINTS])
+@pytest.mark.parametrize("query", ["no-such=1", "-salt-of-somebody", "%FF", "a&&b"])
+async def test_no_route_takes_a_query_that_it_does_not_know_or_repeats_it(
+    operator: httpx.AsyncClient, method: str, path: str, query: str
+) -> None:
+    path = path.replace("{id}", "1").replace("{ns}", "_default").replace("{", "").replace("}", "")
+    answer = await operator.request(method, f"{path}?{query}")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "bad_query"
+    assert "salt-of" not in answer.text
 
 
 async def test_the_operator_confirms_quotas_after_damage(operator: httpx.AsyncClient, card: FakeCard) -> None:

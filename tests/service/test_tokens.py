@@ -170,6 +170,7 @@ async def test_the_metrics_address_has_metrics_and_health_to_read_and_nothing_el
     async with client_of(create_metrics_app(fake_sources())) as client:
         assert (await client.get("/metrics", headers={"Host": "card.lan"})).status_code == 200
         assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/healthz?x=1")).status_code == 400
         for path in ("/v1/status", "/v1/card", "/readyz", "/", "/quota", "/openapi.json"):
             assert (await client.get(path)).status_code == 404
         for method in ("PUT", "POST", "DELETE"):

@@ -17,7 +17,6 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from xkv_gateway.binds import NO_STORAGE_NETWORKS, is_loopback
 from xkv_gateway.service.admin_http import AdminProtocol
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from starlette.requests import Request
+    from starlette.routing import Route
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from xkv_gateway.binds import BindAddress
@@ -47,20 +47,27 @@ HEADER_BYTES_MAX: Final = 16 << 10
 GRACEFUL_STOP_S: Final = 1
 
 
-class AdminRoutes:
-    """The handlers; each takes its facts from one snapshot."""
+class MetricsRoutes:
+    """The handlers of the address that has nothing but metrics and health."""
 
     def __init__(self, sources: AdminSources) -> None:
         self._sources = sources
-        self._source = sources.status
-
-    def metrics_routes(self) -> list[Route]:
-        """Return the routing table of the address that has nothing but metrics and health."""
-        return [Route("/healthz", self.healthz), Route("/metrics", self.metrics)]
 
     async def healthz(self, _: Request) -> Response:
         """200 as long as the process answers."""
         return JSONResponse({"status": "ok"})
+
+    async def metrics(self, _: Request) -> Response:
+        """Prometheus text format."""
+        return Response(await metrics_page(self._sources), media_type=CONTENT_TYPE)
+
+
+class AdminRoutes(MetricsRoutes):
+    """The handlers; each takes its facts from one snapshot."""
+
+    def __init__(self, sources: AdminSources) -> None:
+        super().__init__(sources)
+        self._source = sources.status
 
     async def readyz(self, _: Request) -> Response:
         """200 when the card is online and requests are served, else 503 with the reason."""
@@ -78,10 +85,6 @@ class AdminRoutes:
     async def card(self, _: Request) -> Response:
         """The card's part of it."""
         return JSONResponse(self._source.status().to_json()["card"])
-
-    async def metrics(self, _: Request) -> Response:
-        """Prometheus text format."""
-        return Response(await metrics_page(self._sources), media_type=CONTENT_TYPE)
 
     async def openapi(self, _: Request) -> Response:
         """The OpenAPI document."""
@@ -213,7 +216,7 @@ def open_to_all(app: ASGIApp, storage: StorageNetworks) -> ASGIApp:
 
 def create_metrics_app(sources: AdminSources, storage: StorageNetworks = NO_STORAGE_NETWORKS) -> ASGIApp:
     """Return the application for an address that may be reached from anywhere: it only reads, and little."""
-    return ErrorBoundary(open_to_all(_starlette(AdminRoutes(sources).metrics_routes()), storage))
+    return ErrorBoundary(open_to_all(_starlette(build_routes(MetricsRoutes(sources))), storage))
 
 
 def _starlette(routes: list[Route]) -> ASGIApp:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter
@@ -13,8 +14,6 @@ from xkv_gateway.service.documents import ErrorDocument
 from xkv_gateway.service.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
-    from http import HTTPStatus
-
     from xkv_gateway.service.endpoints import Endpoint
 
 VERSION: Final = "3.1.0"
@@ -44,7 +43,7 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
         "responses": {str(int(status)): _answer(endpoint, status, schemas) for status in endpoint.statuses},
     }
     error = _reference(ErrorDocument, schemas)
-    for status in endpoint.problems:
+    for status in sorted({HTTPStatus.BAD_REQUEST, *endpoint.problems}):  # a query that is not understood
         operation["responses"][str(int(status))] = _content(status.phrase, error)
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}

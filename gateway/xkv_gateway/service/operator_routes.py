@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl
 
 from starlette.responses import JSONResponse
 
@@ -34,11 +33,11 @@ from xkv_gateway.service.names import (
     scope_name,
     tenant_name,
 )
-from xkv_gateway.service.problems import Problem, bad_field, not_found
+from xkv_gateway.service.problems import bad_field, not_found
 from xkv_rpc.messages import DEFAULT_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from xkv_gateway.core.tenancy import TenantInfo
 
 TTL_FIELDS: Final = ("ttl_idle_s", "ttl_total_s")
-QUERY_FIELDS_MAX: Final = 8
 CURSOR_DIGITS_MAX: Final = 18
 
 
@@ -100,7 +98,6 @@ class OperatorRoutes:
 
     async def put_quota(self, request: Request) -> Response:
         """Set a quota."""
-        _query(request, ())
         scope = scope_in_path(_tail(request, 1))
         limit_bytes = limit_from_gb(parse_body(await _body(request), ("limit_gb",))["limit_gb"])
         await self._card.set_limit(scope, limit_bytes)
@@ -108,7 +105,6 @@ class OperatorRoutes:
 
     async def delete_quota(self, request: Request) -> Response:
         """Take a quota away."""
-        _query(request, ())
         scope = scope_in_path(_tail(request, 1))
         removed = await self._card.clear_limit(scope)
         return _answer(d.QuotaRemoved(scope_name(scope), "removed" if removed else "not_found"))
@@ -146,7 +142,6 @@ class OperatorRoutes:
 
     async def put_tenant(self, request: Request) -> Response:
         """Name a scope and set its quota."""
-        _query(request, ())
         name = tenant_name(_tail(request, 2))
         body = parse_body(await _body(request), ("scope",), ("limit_bytes", "no_limit"))
         scope = scope_from_hex(body["scope"])
@@ -163,7 +158,6 @@ class OperatorRoutes:
 
     async def delete_tenant(self, request: Request) -> Response:
         """Take name and quota away."""
-        _query(request, ())
         name = tenant_name(_tail(request, 2))
         if not await self._card.remove_tenant(name):
             raise not_found("no tenant has that name")
@@ -207,7 +201,6 @@ class OperatorRoutes:
 
     async def put_namespace(self, request: Request) -> Response:
         """Set how long objects may live."""
-        _query(request, ())
         name = namespace_in_path(_tail(request, 2))
         body = parse_body(await _body(request), (), TTL_FIELDS)
         if not body:
@@ -218,7 +211,7 @@ class OperatorRoutes:
     async def delete_namespace(self, request: Request) -> Response:
         """Wipe: 200 with the report if it is done in time, else 202 with the progress and where to ask for more."""
         namespace = namespace_in_path(_tail(request, 2))
-        query = _query(request, ("scope", "wait_s"))
+        query = request.state.query
         if query.get("scope") == "":
             raise bad_field("scope", f"the default scope is written {DEFAULT_NAME}")
         scope = scope_from_hex(query["scope"]) if "scope" in query else None
@@ -267,26 +260,6 @@ async def _body(request: Request) -> bytes:
     return bytes(raw)
 
 
-def _query(request: Request, known: Collection[str]) -> dict[str, str]:
-    """Return the query parameters. One that is unknown or stands twice is refused: it may be a misspelled limit of a wipe."""
-    try:
-        pairs = parse_qsl(
-            request.scope["query_string"].decode("ascii"),
-            keep_blank_values=True,
-            strict_parsing=bool(request.scope["query_string"]),
-            errors="strict",
-            max_num_fields=QUERY_FIELDS_MAX,
-        )
-    except ValueError:
-        raise Problem(HTTPStatus.BAD_REQUEST, "bad_query", "the query cannot be read") from None
-    found = dict(pairs)
-    if len(found) != len(pairs) or not found.keys() <= set(known):
-        names = ", ".join(known) or "none"
-        message = f"a query parameter is unknown, or stands twice; there are: {names}"
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "bad_value", message)
-    return found
-
-
 def _integer(query: dict[str, str], name: str, least: int, most: int, default: int) -> int:
     text = query.get(name)
     if text is None:
@@ -298,6 +271,6 @@ def _integer(query: dict[str, str], name: str, least: int, most: int, default: i
 
 
 def _page(request: Request) -> tuple[int, int]:
-    query = _query(request, ("cursor", "count"))
+    query = request.state.query
     cursor = _integer(query, "cursor", 0, 10**CURSOR_DIGITS_MAX - 1, 0)
     return cursor, _integer(query, "count", 1, COUNT_MAX, COUNT_MAX)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
 
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     Handler = Callable[[Request], Awaitable[Response]]
+    Names = tuple[str, ...]
 
-BAD_REQUEST = 400
+QUERY_FIELDS_MAX: Final = 8
 
 
 class _Rest(PathConvertor):
@@ -40,12 +43,13 @@ register_url_convertor("rest", _Rest())
 
 def build_routes(*handlers: object) -> list[Route]:
     """Return a route for each path of the table whose handlers are there; another method is 405 and says which there are."""
-    paths: dict[str, dict[str, Handler]] = {}
+    paths: dict[str, dict[str, tuple[Handler, Names]]] = {}
     for endpoint in ENDPOINTS:
         for candidate in handlers:
             handler = getattr(candidate, endpoint.handler, None)
             if handler is not None:
-                paths.setdefault(endpoint.path, {})[endpoint.method] = handler
+                known = tuple(query.name for query in endpoint.query)
+                paths.setdefault(endpoint.path, {})[endpoint.method] = (handler, known)
     # What is more special comes first: a name in braces takes the rest of the path.
     return [
         Route(path.replace("}", ":rest}"), _dispatcher(methods), methods=list(methods))
@@ -53,17 +57,44 @@ def build_routes(*handlers: object) -> list[Route]:
     ]
 
 
-def _dispatcher(methods: Mapping[str, Handler]) -> Handler:
+def _dispatcher(methods: Mapping[str, tuple[Handler, Names]]) -> Handler:
     async def dispatch(request: Request) -> Response:
-        method = "GET" if request.method == "HEAD" else request.method
-        return await methods[method](request)
+        handler, known = methods["GET" if request.method == "HEAD" else request.method]
+        request.state.query = _query(request, known)
+        return await handler(request)
 
     return dispatch
 
 
+def _query(request: Request, known: Names) -> dict[str, str]:
+    """Return the query parameters. One that is unknown or stands twice is refused: it may be a misspelled limit of a wipe.
+
+    The refusal does not repeat it: what was put into a URL by mistake may be a salt.
+    """
+    raw: bytes = request.scope["query_string"]
+    if not raw:
+        return {}
+    try:
+        pairs = parse_qsl(
+            raw.decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=True,
+            errors="strict",
+            max_num_fields=QUERY_FIELDS_MAX,
+        )
+    except ValueError:
+        raise Problem(HTTPStatus.BAD_REQUEST, "bad_query", "the query cannot be read") from None
+    found = dict(pairs)
+    if len(found) != len(pairs) or not found.keys() <= set(known):
+        names = ", ".join(known) or "none"
+        message = f"a query parameter is unknown, or stands twice; there are: {names}"
+        raise Problem(HTTPStatus.BAD_REQUEST, "bad_query", message)
+    return found
+
+
 async def _answer_nobody(_: Request, __: Exception) -> Response:
     """The client went away in the middle of its body: nobody reads this."""
-    return Response(status_code=BAD_REQUEST)
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
 def exception_handlers() -> dict[Any, Any]:
