@@ -18,10 +18,11 @@ from click.testing import CliRunner
 from tests.e2e.gateway import COMMAND, HANG_S, environment, run, serving
 from tests.replay.memory_gateway import MemoryGateway
 from tests.replay.memory_gateway import serving as serving_memory
-from xkv_gateway.errors import ExitCode
-from xkv_gateway.replay.command import _Where, _where, replay
+from xkv_gateway.errors import ConfigError, ExitCode
+from xkv_gateway.replay.command import _where, replay
 from xkv_gateway.replay.generate import PACKAGED
 from xkv_gateway.replay.progress import show_progress
+from xkv_gateway.replay.run import Where
 from xkv_gateway.replay.stats import ReplayStats
 from xkv_gateway.replay.trace import Trace, TraceRequest
 
@@ -223,8 +224,37 @@ def test_the_control_port_comes_from_the_settings_unless_an_option_names_it(
 ) -> None:
     settings = tmp_path / "settings.toml"
     settings.write_text('[control]\nbind_address = "0.0.0.0"\nport = 6001\nallow_unauthenticated = true\n')
-    assert _where(None, None, settings) == _Where("127.0.0.1", 6001)
-    assert _where("::1", None, settings) == _Where("::1", 6001)
-    assert _where("::1", 6002, settings) == _Where("::1", 6002)
+    assert _where(None, None, settings) == Where("127.0.0.1", 6001)
+    assert _where("::1", None, settings) == Where("::1", 6001)
+    assert _where("::1", 6002, settings) == Where("::1", 6002)
     monkeypatch.setenv("XKV_CONTROL__PORT", "6003")
-    assert _where(None, None, settings) == _Where("127.0.0.1", 6003)
+    assert _where(None, None, settings) == Where("127.0.0.1", 6003)
+    monkeypatch.delenv("XKV_CONTROL__PORT")
+    settings.write_text('[control]\nopen = false\nsocket = "/run/x/control.sock"\n')
+    assert _where(None, None, settings) == Where("", 0, "/run/x/control.sock")
+    assert _where(None, 6004, settings) == Where("127.0.0.1", 6004)
+
+
+async def test_a_gateway_with_nothing_but_a_unix_socket_is_replayed_against(home: Path) -> None:
+    path = home / "control.sock"
+    async with serving(home / "s", card=CARD, XKV_CONTROL__OPEN="false", XKV_CONTROL__SOCKET=str(path)):
+        done = await run(home, "replay", "--socket", str(path), "--limit", "20", "--json")
+    assert (done.code, done.err) == (ExitCode.OK, "")
+    outcome = json.loads(done.out)
+    assert (outcome["transfer"], outcome["complete"], outcome["mismatches"]) == ("region", True, 0)
+    gone = await run(home, "replay", "--socket", str(path))
+    assert gone.code == ExitCode.UNREACHABLE
+    assert str(path) in gone.err
+    assert "tcp" not in gone.err
+
+
+@pytest.mark.parametrize("other", [("--port", "1"), ("--host", "h"), ("--key", "k")])
+def test_a_unix_socket_stands_instead_of_a_port(other: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="--socket"):
+        CliRunner().invoke(replay, ["--socket", "s", *other], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("path", ["", "@abstract", "s" * 108])
+def test_a_unix_socket_that_cannot_be_is_a_wrong_option(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"path|PATH|socket"):
+        CliRunner().invoke(replay, ["--socket", path], catch_exceptions=False)

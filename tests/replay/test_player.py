@@ -20,7 +20,7 @@ from xkv_gateway.errors import (
 from xkv_gateway.replay import link as link_module
 from xkv_gateway.replay import run as run_module
 from xkv_gateway.replay.payload import derive_keys
-from xkv_gateway.replay.run import ReplayPlan, ReplayResult, run_replay
+from xkv_gateway.replay.run import ReplayPlan, ReplayResult, Where, run_replay
 from xkv_gateway.replay.stats import Operation
 from xkv_gateway.replay.trace import Trace, TraceRequest
 from xkv_rpc.errors import ErrorCode, RpcError
@@ -41,8 +41,7 @@ def trace_of(*prompts: list[int], timestamps_ms: list[float] | None = None) -> T
 
 def plan_for(port: int, **changes: Any) -> ReplayPlan:
     fields: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "port": port,
+        "where": Where("127.0.0.1", port),
         "block_bytes": BLOCK_BYTES,
         "namespace": "replay",
         "scope": b"",

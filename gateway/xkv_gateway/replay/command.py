@@ -6,7 +6,6 @@ import json
 import math
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +19,7 @@ from xkv_gateway.errors import ConfigError, ExitCode
 from xkv_gateway.replay.generate import PACKAGED
 from xkv_gateway.replay.progress import show_progress
 from xkv_gateway.replay.report import as_document, print_report
-from xkv_gateway.replay.run import ReplayPlan, run_replay
+from xkv_gateway.replay.run import ReplayPlan, Where, run_replay
 from xkv_gateway.replay.tenants import TENANTS_MAX
 from xkv_gateway.replay.trace import TraceError, read_trace
 from xkv_gateway.sizes import format_size, parse_size
@@ -85,12 +84,6 @@ def _timeout(_: click.Context, __: click.Parameter, seconds: float) -> float:
     return seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
-    host: str
-    port: int
-
-
 @click.command()
 @click.argument("trace", type=click.Path(path_type=Path), required=False)
 @click.option("--limit", type=click.IntRange(min=1), help="Play only the first N requests.", metavar="N")
@@ -146,6 +139,9 @@ class _Where:
 @click.option("--host", help="Address of the control port. Default: as configured.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Control port. Default: as configured.")
 @click.option(
+    "--socket", "unix_path", metavar="PATH", help="The gateway's Unix socket, instead of --host and --port."
+)
+@click.option(
     "--key",
     "key_file",
     type=click.Path(path_type=Path),
@@ -169,6 +165,7 @@ def replay(
     timeout: float,
     host: str | None,
     port: int | None,
+    unix_path: str | None,
     key_file: Path | None,
     file: Path | None,
     as_json: bool,
@@ -184,14 +181,14 @@ def replay(
     """
     if tenants and scope:
         raise ConfigError("--tenants and --scope: tenants have scopes of their own")
+    if unix_path is not None and (host is not None or port is not None or key_file is not None):
+        raise ConfigError("--socket: stands instead of --host and --port, and asks for no --key")
     try:
         loaded = read_trace(trace if trace is not None else PACKAGED, limit=limit)
     except TraceError as error:
         raise ConfigError(str(error)) from None
-    where = _where(host, port, file)
     plan = ReplayPlan(
-        host=where.host,
-        port=where.port,
+        where=Where("", 0, unix_path) if unix_path is not None else _where(host, port, file),
         block_bytes=block_bytes,
         namespace=namespace,
         scope=scope,
@@ -218,11 +215,13 @@ def _keys(file: Path | None) -> ClientKeys | None:
         raise ConfigError(f"--key: {error}") from None
 
 
-def _where(host: str | None, port: int | None, file: Path | None) -> _Where:
+def _where(host: str | None, port: int | None, file: Path | None) -> Where:
     if host is not None and port is not None:
-        return _Where(host, port)
+        return Where(host, port)
     control = load_config(file=file, environment=os.environ, flags={}).config.control
-    return _Where(
+    if host is None and port is None and not control.open and control.socket is not None:
+        return Where("", 0, control.socket)
+    return Where(
         host if host is not None else WILDCARDS.get(control.bind_address, control.bind_address),
         port if port is not None else control.port,
     )

@@ -6,7 +6,6 @@ the payloads of a store from the slots of a window, and both say where the loade
 
 from __future__ import annotations
 
-import ipaddress
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -148,14 +147,13 @@ async def open_link(plan: ReplayPlan, *, clock: Callable[[], int]) -> AsyncItera
         CardUnavailableError: the gateway has no card to play on.
         XkvRpcError: the gateway does not answer.
     """
-    host = f"[{plan.host}]" if ":" in plan.host else plan.host
     options = ClientOptions(
         timeout_ms=plan.timeout_ns // NS_PER_MS,
         connect_timeout_ms=CONNECT_TIMEOUT_MS,
         calls_max=CALLS_MAX,
         keys=plan.keys,
     )
-    async with AsyncClient(f"tcp://{host}:{plan.port}", options, clock=clock) as client:
+    async with AsyncClient(plan.where.endpoint, options, clock=clock) as client:
         hello = await client.hello(CLIENT_NAME)
         _check(plan, hello)
         region = await _attach(client, plan, hello)
@@ -198,7 +196,7 @@ def _region_plan(plan: ReplayPlan, hello: HelloReply) -> WindowPlan:
 async def _attach(client: AsyncClient, plan: ReplayPlan, hello: HelloReply) -> Region | None:
     """Attach a region, or None where bytes go inline: asked for, or shared memory was only a preference."""
     # The path in `hello` is one of the gateway's host; here the same path may lead to another gateway.
-    if plan.region is False or (plan.region is None and not _is_this_host(plan.host)):
+    if plan.region is False or (plan.region is None and not plan.where.is_this_host):
         return None
     try:
         return await client.attach_region(_region_plan(plan, hello).buffer_bytes, client=CLIENT_NAME)
@@ -206,13 +204,6 @@ async def _attach(client: AsyncClient, plan: ReplayPlan, hello: HelloReply) -> R
         if plan.region:
             raise ConfigError(f"--region: {error}") from None
         return None
-
-
-def _is_this_host(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _inline_windows(plan: ReplayPlan, hello: HelloReply) -> WindowPool:

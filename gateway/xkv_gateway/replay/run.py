@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from xkv_gateway.binds import host_port, is_loopback
 from xkv_gateway.errors import (
     CardUnavailableError,
     ConfigError,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 WATCH_INTERVAL_S: Final = 1.0
 START_ADVICE: Final = (
-    "Start one with `xkv-gateway serve`, or name its control port with --host and --port; "
+    "Start one with `xkv-gateway serve`, or name its control port with --host and --port, or its Unix socket with --socket; "
     "an endpoint for keys answers only with --key."
 )
 
@@ -51,11 +52,38 @@ class ReplayInterruptedError(GatewayError):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayPlan:
-    """What to play against whom, and how."""
+class Where:
+    """Where the gateway listens."""
 
     host: str
     port: int
+    unix_path: str | None = None
+    """Its Unix socket; used instead of both."""
+
+    @property
+    def endpoint(self) -> str:
+        """As the client takes it."""
+        return f"tcp://{self}" if self.unix_path is None else f"ipc://{self.unix_path}"
+
+    @property
+    def is_this_host(self) -> bool:
+        """Whether paths of the gateway's host mean the same here."""
+        if self.unix_path is not None or self.host == "localhost":
+            return True
+        try:
+            return is_loopback(self.host)
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return self.unix_path or host_port(self.host, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What to play against whom, and how."""
+
+    where: Where
     block_bytes: int
     namespace: str
     scope: bytes
@@ -176,7 +204,7 @@ def _cause(group: BaseExceptionGroup[XkvRpcError]) -> XkvRpcError:
 
 
 def _explain(error: XkvRpcError, plan: ReplayPlan, stats: ReplayStats) -> GatewayError:
-    where = f"{plan.host}:{plan.port}"
+    where = str(plan.where)
     after = f" after {stats.requests} requests" if stats.requests else ""
     if isinstance(error, RpcError):
         return _explain_refusal(error, where, after)
