@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from xkv_nvmeof.blockdev import DeviceCounters, DeviceOffline, DeviceState
 from xkv_nvmeof.command import BlockRange
 from xkv_nvmeof.initiator_association import Host
-from xkv_nvmeof.initiator_calls import byte_views, deallocations, flushes, transfer, transfers, zeroing
+from xkv_nvmeof.initiator_calls import byte_views, deallocations, flush, transfer, transfers, zeroing
 from xkv_nvmeof.initiator_dispatch import Dispatcher
 from xkv_nvmeof.initiator_errors import command_failed
 from xkv_nvmeof.initiator_keeper import Keeper
@@ -168,7 +168,7 @@ class TcpInitiator(KeptDevice[Keeper]):
         """
         geometry = _bounded(self._keeper, "FLUSH", 0, 0)
         if geometry.volatile_write_cache:
-            await self._dispatcher.run_by_each("FLUSH", partial(flushes, self._nsid))
+            await self._dispatcher.run_by_each("FLUSH", partial(flush, self._nsid))
             self._counters.flush_commands += 1
 
     async def deallocate(self, ranges: Sequence[ByteRange]) -> None:

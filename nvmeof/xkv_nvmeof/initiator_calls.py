@@ -255,6 +255,6 @@ def reservation(
     yield Exchange(sqe, send=[memoryview(send)], send_bytes=len(send))
 
 
-def flushes(nsid: int) -> Iterator[Exchange]:
-    """Yield the one Flush of a namespace (Base 7.1)."""
-    yield Exchange(entry(IoOpcode.FLUSH, nsid, 0, 0, 0))
+def flush(nsid: int) -> Exchange:
+    """Return the Flush of a namespace (Base 7.1)."""
+    return Exchange(entry(IoOpcode.FLUSH, nsid, 0, 0, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.blockdev import DeviceError, DeviceOffline, OutcomeUnknown
 from xkv_nvmeof.host_command import NO_DEADLINE, Outcome
@@ -16,7 +16,7 @@ from xkv_nvmeof.initiator_one import OneCommand
 from xkv_nvmeof.multipath import Access, Echoes, changes, choose, speaks_of_the_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Iterator
 
     from xkv_nvmeof.blockdev import DeviceCounters
     from xkv_nvmeof.host_command import Exchange
@@ -133,8 +133,8 @@ class Dispatcher:
                 self._waiting.remove(call)
                 call.association_ended(call.only, self._reason)
 
-    async def run_by_each(self, what: str, commands: Callable[[], Iterator[Exchange]]) -> None:
-        """Run commands that change nothing by each association that is used. What one that ends meanwhile made of them is no matter.
+    async def run_by_each(self, what: str, command: Callable[[], Exchange]) -> None:
+        """Run a command that changes nothing by each association that is used. What one that ends meanwhile made of them is no matter.
 
         Raises:
             DeviceError: as the block device contract says.
@@ -142,7 +142,7 @@ class Dispatcher:
         chosen = self._chosen
         if len(chosen) > 1:
             results = await asyncio.gather(
-                *(self.run(what, commands(), mutates=False, only=each) for each in chosen),
+                *(self.run(what, iter((command(),)), mutates=False, only=each) for each in chosen),
                 return_exceptions=True,
             )
             failures = [
@@ -156,7 +156,7 @@ class Dispatcher:
                     raise failure
             if len(failures) < len(chosen):
                 return
-        await self.run(what, commands(), mutates=False)
+        await self.run_one(what, command(), mutates=False)
 
     async def run(
         self, what: str, commands: Iterator[Exchange], *, mutates: bool, only: Association | None = None
@@ -191,8 +191,8 @@ class Dispatcher:
             await self._cancel(call)
             raise
 
-    def run_one(self, what: str, exchange: Exchange, *, mutates: bool) -> Coroutine[Any, Any, None]:
-        """As `run`, of a call of one command: it is sent at once where nothing speaks against it, and the rest is to be awaited."""
+    async def run_one(self, what: str, exchange: Exchange, *, mutates: bool) -> None:
+        """As `run`, of a call of one command: the short way where nothing speaks against sending it at once."""
         now_ns = self._clock()
         if not (self._waiting or self._alternatives or (mutates and self._echoes.any(now_ns))):
             best = self._link_for(exchange.send_bytes)
@@ -203,20 +203,18 @@ class Dispatcher:
                     what, exchange, association, link.loop.create_future(), self._finished, mutates=mutates
                 )
                 link.submit(exchange)
-                return self._conclude(one)
-        return self.run(what, iter((exchange,)), mutates=mutates)
-
-    async def _conclude(self, one: OneCommand) -> None:
-        try:
-            await one.future
-        except DeviceError:
-            self._counters.errors += 1
-            raise
-        except asyncio.CancelledError:
-            call = one.pending
-            if call is not None:
-                await self._cancel(call)
-            raise
+                try:
+                    await one.future
+                except DeviceError:
+                    self._counters.errors += 1
+                    raise
+                except asyncio.CancelledError:
+                    call = one.pending
+                    if call is not None:
+                        await self._cancel(call)
+                    raise
+                return
+        await self.run(what, iter((exchange,)), mutates=mutates)
 
     async def _after_echoes(
         self, what: str, commands: Iterator[Exchange], deadline_ns: int

@@ -52,6 +52,8 @@ class OneCommand:
 
     def _finished(self, exchange: Exchange) -> None:
         if exchange.outcome is _COMPLETED and not exchange.status:
+            # Without this the three are a circle, which keeps the caller's buffers until the collector comes.
+            exchange.on_finish = None
             future = self.future
             if not future.done():
                 future.set_result(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,6 +42,21 @@ async def test_what_is_written_comes_back_at_every_size(in_capsule: int, mdts: i
         assert max(target.seen.data_pdu_bytes) <= script.max_h2c_data_bytes
         if in_capsule:
             assert in_capsule in target.seen.capsule_data_bytes
+
+
+@pytest.mark.parametrize("blocks", [1, 20, 200])
+async def test_the_callers_memory_is_its_own_again_at_the_end_of_a_call(blocks: int) -> None:
+    """Not only once the collector has been there: a region that is to be unmapped does not wait for it."""
+    async with connected(Script(in_capsule_bytes=BLOCK, mdts=3)) as (_target, device):
+        gc.disable()
+        try:
+            for transfer in (device.write_from, device.read_into):
+                memory = bytearray(blocks * BLOCK)
+                await transfer(0, [memoryview(memory)])
+                # Refused with a BufferError while there is a view of it.
+                memory.append(0)
+        finally:
+            gc.enable()
 
 
 async def test_mdts_counts_the_controllers_own_pages() -> None:

@@ -21,7 +21,7 @@ from xkv_nvmeof.blockdev import ByteRange, CommandFailed, DeviceOffline, DeviceS
 from xkv_nvmeof.command import BlockRange
 from xkv_nvmeof.host_command import Exchange
 from xkv_nvmeof.initiator import TargetAddress, TcpInitiator
-from xkv_nvmeof.initiator_calls import deallocations, flushes, transfers, zeroing
+from xkv_nvmeof.initiator_calls import deallocations, flush, transfers, zeroing
 from xkv_nvmeof.initiator_errors import ConnectFailed
 from xkv_nvmeof.logpages import AccessGroup, LogFormatError, decode_access_log, encode_access_log
 from xkv_nvmeof.multipath import Access, Blocks, Echoes, changes, choose, speaks_of_the_path
@@ -67,7 +67,7 @@ def test_what_a_command_changes_is_read_from_its_entry() -> None:
     ]
     assert changes(exchange_of(transfers(IoOpcode.READ, 1, 4096, 40960, data, 8192, 8192))) == []
     assert changes(exchange_of(zeroing(1, 7, 3, 100))) == [Blocks(7, 10)]
-    assert changes(exchange_of(flushes(1))) == []
+    assert changes(flush(1)) == []
     trimmed = deallocations(1, [BlockRange(1, 2), BlockRange(9, 1)], 256)
     assert changes(exchange_of(trimmed)) == [Blocks(1, 3), Blocks(9, 10)]
     registers = Exchange(bytearray([IoOpcode.RESERVATION_REGISTER]) + bytearray(63))
