@@ -12,12 +12,13 @@ from tests.sim.device import SimDevice
 from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Medium
-from xkv_gateway.card.blocks import CardBlocks
+from xkv_gateway.card.blocks import CardBlocks, CardFailed
 from xkv_gateway.card.echoes import Echoes
 from xkv_gateway.card.structure import BLOCK_BYTES
+from xkv_nvmeof.blockdev import CommandFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 SETTLE_NS: Final = 4_000_000_000
 OFFLINE_NS: Final = 50_000_000
@@ -116,3 +117,68 @@ def test_it_waits_for_the_last_of_several_and_forgets_what_has_settled() -> None
     assert echoes.settled_at_ns(0, [b"new"], 10) == 200
     assert echoes.settled_at_ns(0, [b"new"], 200) == 200
     assert not echoes
+
+
+class Refusing(SimDevice):
+    """Refuses everything until a moment, and says whether trying again may help."""
+
+    until_ns = 0
+    do_not_retry = False
+
+    def _judge(self, what: str) -> None:
+        if self._loop.clock() < self.until_ns:
+            raise CommandFailed(
+                f"{what}: NAMESPACE_NOT_READY",
+                status_code_type=0,
+                status_code=0x82,
+                do_not_retry=self.do_not_retry,
+            )
+
+    async def write_from(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+        self._judge("WRITE")
+        await super().write_from(offset_bytes, buffers)
+
+    async def read_into(self, offset_bytes: int, buffers: Sequence[memoryview]) -> None:
+        self._judge("READ")
+        await super().read_into(offset_bytes, buffers)
+
+    async def flush(self) -> None:
+        self._judge("FLUSH")
+        await super().flush()
+
+
+PIECES: Final[dict[str, Callable[[CardBlocks], Awaitable[object]]]] = {
+    "write": lambda blocks: blocks.write(0, [NEW], flush=True),
+    "read": lambda blocks: blocks.read_surely(0, BLOCK_BYTES),
+    "flush": lambda blocks: blocks.flush(),
+}
+
+
+@pytest.mark.parametrize("what", PIECES)
+@pytest.mark.parametrize(
+    ("lasts_s", "do_not_retry", "fails_after_s"),
+    [(8, False, None), (60, False, 10), (60, True, 0), (0.06, True, None)],
+    ids=["passes", "does not pass", "is final", "is not repeated"],
+)
+def test_what_may_pass_is_waited_for_and_what_is_final_is_not(
+    what: str, lasts_s: float, do_not_retry: bool, fails_after_s: int | None
+) -> None:
+    rng = random.Random(1)
+    loop = SimLoop(rng)
+    device = Refusing(loop, Medium(1 << 20, 512), rng, Faults(settle_ns=SETTLE_NS))
+    blocks = CardBlocks(device, loop.clock)
+    device.until_ns, device.do_not_retry = loop.clock() + int(lasts_s * 1e9), do_not_retry
+
+    async def work() -> None:
+        began_ns = loop.clock()
+        if fails_after_s is None:
+            await PIECES[what](blocks)
+            return
+        with pytest.raises(CardFailed, match="NAMESPACE_NOT_READY"):
+            await PIECES[what](blocks)
+        assert fails_after_s <= (loop.clock() - began_ns) / 1e9 < fails_after_s + 1
+
+    try:
+        loop.run(work())
+    finally:
+        loop.close()

@@ -34,6 +34,8 @@ _T = TypeVar("_T")
 
 REFUSALS_MAX: Final = 3
 """So often a controller may refuse a write of ours before the card counts as failed."""
+PASSING_NS: Final = 10_000_000_000
+"""So long it may refuse one, however often, of which it says that trying again may help: its own device is being reset, say."""
 RETRY_DELAY_S: Final = 0.05
 DRAFT_BYTES_MAX: Final = 16 << 20
 """Of a draft so much may wait for its flush: that is kept in memory, to be written again."""
@@ -41,6 +43,29 @@ DRAFT_BYTES_MAX: Final = 16 << 20
 
 class CardFailed(Exception):  # noqa: N818
     """The controller refuses what the card needs to go on; nothing more can be written."""
+
+
+class Refusals:
+    """The refusals of one piece of work."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._count = 0
+        self._since_ns = 0
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def enough(self, error: CommandFailed | DataCorrupted) -> bool:
+        """Count one; return whether it is final."""
+        now_ns = self._clock()
+        if not self._count:
+            self._since_ns = now_ns
+        self._count += 1
+        if self._count < REFUSALS_MAX:
+            return False
+        final = not isinstance(error, CommandFailed) or error.do_not_retry
+        return final or now_ns - self._since_ns >= PASSING_NS
 
 
 class CardBlocks:
@@ -122,14 +147,13 @@ class CardBlocks:
         Raises:
             CardFailed: the controller refused again and again.
         """
-        refusals = 0
+        refusals = Refusals(self._clock)
         while True:
             await self._online.wait()
             try:
                 return await self.read(offset_bytes, length_bytes)
             except (CommandFailed, DataCorrupted) as error:
-                refusals += 1
-                if refusals == REFUSALS_MAX:
+                if refusals.enough(error):
                     raise CardFailed(f"the controller refuses to read at {offset_bytes}: {error}") from error
             except DeviceError as error:
                 log.debug("reading at %d again: %s", offset_bytes, error)
@@ -157,7 +181,7 @@ class CardBlocks:
             CardLost: the guard found another owner behind a new connection.
         """
         views = [memoryview(buffer) for buffer in buffers]
-        refusals = 0
+        refusals = Refusals(self._clock)
         while True:
             if self._echoes:
                 await self._settled(offset_bytes, views)
@@ -170,8 +194,7 @@ class CardBlocks:
                 if flush:
                     await self._device.flush()
             except CommandFailed as error:
-                refusals += 1
-                if refusals == REFUSALS_MAX:
+                if refusals.enough(error):
                     raise CardFailed(f"the controller refuses to write at {offset_bytes}: {error}") from error
                 self._refused(error)
             except DeviceError as error:
@@ -224,7 +247,7 @@ class CardBlocks:
             CardFailed: the controller refused it again and again.
             CardLost: another gateway has reserved the card.
         """
-        refusals = 0
+        refusals = Refusals(self._clock)
         while True:
             await self._online.wait()
             if refusals:
@@ -232,8 +255,7 @@ class CardBlocks:
             try:
                 await self._device.flush()
             except CommandFailed as error:
-                refusals += 1
-                if refusals == REFUSALS_MAX:
+                if refusals.enough(error):
                     raise CardFailed(f"the controller refuses to flush: {error}") from error
                 self._refused(error)
             except DeviceError as error:
