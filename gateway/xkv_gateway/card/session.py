@@ -155,9 +155,7 @@ class CardSession:
         """Whether the journal must first be relieved by a checkpoint before more is begun."""
         if self.journal is None or self._store is None:
             return False
-        under_way = (
-            self.engine.usage().reserved_objects * RECORD_BYTES_PER_OBJECT + self._store.saves * BLOCK_BYTES
-        )
+        under_way = self.engine.reserved_objects * RECORD_BYTES_PER_OBJECT + self._store.saves * BLOCK_BYTES
         return self.journal.free_bytes - under_way < self.journal.ring_bytes // PRESSURE_SHARE
 
     def conflicted(self) -> None:
@@ -258,8 +256,9 @@ class CardSession:
         assert self.journal is not None
         assert self.checkpointer is not None
         while True:
-            self.checkpointer.look(pressed=self.pressed)
-            if not self.pressed:
+            pressed = self.pressed
+            self.checkpointer.look(pressed=pressed)
+            if not pressed:
                 store.space_may_be_free()
             await self.journal.changed()
 

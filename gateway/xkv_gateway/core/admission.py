@@ -75,7 +75,7 @@ class Admission:
         scope = self._state.names.scopes.get(name)
         quota, limit_au = self._within(scope, name)
         total_au = int(units[wanted].sum())
-        free_au, free_objects = int(table.units_in[ABSENT]), int(table.objects_in[ABSENT])
+        free_au, free_objects = table.units_in[ABSENT], table.objects_in[ABSENT]
         if total_au <= min(free_au, quota.now) and len(wanted) <= free_objects and limit_au != 0:
             return wanted, False
         able_au, able_objects = self._eviction.reclaimable()

@@ -282,19 +282,25 @@ class Engine:
 
     # --- inspection ---------------------------------------------------------------------------------------
 
+    @property
+    def reserved_objects(self) -> int:
+        """Objects whose stores are under way."""
+        objects = self._state.slots.objects_in
+        return objects[RESERVED] + objects[COMMITTING]
+
     def usage(self) -> Usage:
         """Where the units are (R5)."""
         self._reads.enter()
         table = self._state.slots
-        units = table.units_in.tolist()
+        units = table.units_in
         return Usage(
             free_au=units[ABSENT],
             reserved_au=units[RESERVED] + units[COMMITTING],
-            reserved_objects=int(table.objects_in[RESERVED] + table.objects_in[COMMITTING]),
+            reserved_objects=self.reserved_objects,
             live_au=units[LIVE],
             doomed_au=units[DOOMED],
             quarantined_au=units[QUARANTINED],
-            live_objects=int(table.objects_in[LIVE]),
+            live_objects=table.objects_in[LIVE],
             leases=len(self._state.leases.by_id),
             leased_au=table.leased_au,
         )

@@ -84,8 +84,8 @@ class Eviction:
             return 0, 0
         table = self._state.slots
         return (
-            int(table.units_in[LIVE]) - table.guarded_live_au,
-            int(table.objects_in[LIVE]) - table.guarded_live_objects,
+            table.units_in[LIVE] - table.guarded_live_au,
+            table.objects_in[LIVE] - table.guarded_live_objects,
         )
 
     def make_room(self, scope: Scope | None, need_au: int, short_au: int, short_objects: int) -> None:
@@ -185,10 +185,10 @@ class Eviction:
     def _used(self) -> tuple[int, int]:
         """Units and objects in use, without what is doomed already."""
         table = self._state.slots
-        gone = (ABSENT, DOOMED)
+        limits, units, objects = self._state.limits, table.units_in, table.objects_in
         return (
-            self._state.limits.capacity_au - sum(int(table.units_in[state]) for state in gone),
-            self._state.limits.max_objects - sum(int(table.objects_in[state]) for state in gone),
+            limits.capacity_au - units[ABSENT] - units[DOOMED],
+            limits.max_objects - objects[ABSENT] - objects[DOOMED],
         )
 
     def _full(self) -> bool:

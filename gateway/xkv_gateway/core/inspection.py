@@ -67,8 +67,8 @@ class Inspection:
         objects = sum(scope.live_objects for scope in named if scope is not None)
         charged = sum(scope.charged_au for scope in named if scope is not None)
         table = state.slots
-        all_au = sum(int(table.units_in[each]) for each in CHARGED)
-        return self._held(int(table.objects_in[LIVE]) - objects, all_au - charged)
+        all_au = sum(table.units_in[each] for each in CHARGED)
+        return self._held(table.objects_in[LIVE] - objects, all_au - charged)
 
     def former(self) -> TenantCounters:
         """What was counted under names that are gone."""

@@ -59,9 +59,9 @@ class SlotTable:
         """Doomed, and the record of that is durable."""
         self.must_erase: Bools = np.zeros(max_objects, np.bool_)
         """Wiped: its units are deallocated and read back before they are free."""
-        self.units_in: I64 = np.zeros(len(State), np.int64)
+        self.units_in = [0] * len(State)
         self.units_in[ABSENT] = capacity_au
-        self.objects_in: I64 = np.zeros(len(State), np.int64)
+        self.objects_in = [0] * len(State)
         self.objects_in[ABSENT] = max_objects
         self.leased_au = 0
         """Units of objects with a lease."""

@@ -11,7 +11,6 @@ from .admission import Admission
 from .errors import StalePlan
 from .lifecycle import COMMITTING, LIVE, RESERVED, Event
 from .records import RECORD_OBJECTS_MAX, DeleteCause, NamespaceNamed, PutBatch, ScopeNamed
-from .slots import has_repetitions
 from .state import rows
 from .types import NO_LSN, CommitOutcome, Extent, Lsn, StoreOutcome, StoreStatus, WritePlan
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from .admission import Entries
     from .arrays import I64, U64, Bools, Slots
     from .eviction import Eviction
+    from .names import Home
     from .removal import Removal
     from .state import EngineState
     from .types import BeginStore
@@ -139,10 +139,11 @@ class Stores:
     ) -> tuple[Slots, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
         """Slots of plans, and which plans have neither been committed nor aborted before (R7)."""
         table = self._state.slots
-        slots = np.array([plan.slot for plan in plans], np.intp)
-        if has_repetitions(slots):
+        numbers = [plan.slot for plan in plans]
+        if len(set(numbers)) != len(numbers):
             msg = "the same plan twice in one call"
             raise StalePlan(msg)
+        slots = np.array(numbers, np.intp)
         generations = np.array([plan.generation for plan in plans], np.uint32)
         return slots, (table.generation[slots] == generations) & table.has_writer[slots]
 
@@ -197,22 +198,23 @@ class Stores:
         state, table = self._state, self._state.slots
         allocation = state.allocator.allocate(table.units_of_bytes(sizes))
         slots = table.take(len(places))
-        kept = np.ones(len(places), np.bool_)
+        low, high = digests
         scattered = places[allocation.failed]
-        if allocation.failed:
-            kept[allocation.failed] = False
-            table.give_back(slots[~kept])
         table.start_au[slots], table.count_au[slots] = allocation.starts, allocation.counts
         for i, others in allocation.others.items():
             table.others[int(slots[i])] = tuple(Extent(*run) for run in others)
-        slots, places = slots[kept], places[kept]
+        if allocation.failed:
+            kept = np.ones(len(places), np.bool_)
+            kept[allocation.failed] = False
+            table.give_back(slots[~kept])
+            slots, places, sizes, low, high = slots[kept], places[kept], sizes[kept], low[kept], high[kept]
         if not len(slots):
             return scattered
         home = state.names.intern(request.namespace, request.scope)
         home.references += len(slots)
-        table.digest_low[slots], table.digest_high[slots] = digests[0][kept], digests[1][kept]
-        table.size_bytes[slots] = sizes[kept]
-        state.budget.spend(int(sizes[kept].sum()), state.lifetimes.now_s)
+        table.digest_low[slots], table.digest_high[slots] = low, high
+        table.size_bytes[slots] = sizes
+        state.budget.spend(int(sizes.sum()), state.lifetimes.now_s)
         table.home[slots] = home.ident
         table.has_writer[slots] = True
         table.move(slots, Event.RESERVE)
@@ -233,7 +235,8 @@ class Stores:
     def _record(self, slots: Slots) -> Lsn:
         log, lsn = self._state.log, NO_LSN
         self._state.lifetimes.record_time()
-        for home, _, _ in self._state.accounts.by_home(slots, self._state.slots.units(slots)):
+        owners, of_slot = self._owners(slots)
+        for home in owners:
             space, scope = home.namespace, home.scope
             if not space.named:
                 space.named = True
@@ -242,19 +245,21 @@ class Stores:
                 scope.named = True
                 log.add(ScopeNamed(log.next_lsn(), scope.ident, scope.name))
         for begin in range(0, len(slots), RECORD_OBJECTS_MAX):
-            part = slots[begin : begin + RECORD_OBJECTS_MAX]
-            lsn = log.add(self._put(log.next_lsn(), part))
-            self._puts.append((lsn, part))
+            part = slice(begin, begin + RECORD_OBJECTS_MAX)
+            lsn = log.add(self._put(log.next_lsn(), slots[part], owners, of_slot[part]))
+            self._puts.append((lsn, slots[part]))
         return lsn
 
-    def _put(self, lsn: Lsn, slots: Slots) -> PutBatch:
-        table, names = self._state.slots, self._state.names
-        homes = table.home.take(slots)
+    def _owners(self, slots: Slots) -> tuple[list[Home], Slots]:
+        """The homes of some slots, at least one, and which of them is that of each."""
+        names, homes = self._state.names, self._state.slots.home.take(slots)
         if np.count_nonzero(homes == homes[0]) == len(homes):
-            owners, of_slot = [names.home(int(homes[0]))], np.zeros(len(homes), np.intp)
-        else:
-            idents, of_slot = np.unique(homes, return_inverse=True)
-            owners = [names.home(ident) for ident in idents.tolist()]
+            return [names.home(int(homes[0]))], np.zeros(len(homes), np.intp)
+        idents, of_slot = np.unique(homes, return_inverse=True)
+        return [names.home(ident) for ident in idents.tolist()], of_slot
+
+    def _put(self, lsn: Lsn, slots: Slots, owners: Sequence[Home], of_slot: Slots) -> PutBatch:
+        table = self._state.slots
         starts, counts = table.start_au[slots], table.count_au[slots]
         extent_counts = (counts > 0).astype(np.uint8)
         if any(slot in table.others for slot in slots.tolist()) if table.others else False:
