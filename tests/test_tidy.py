@@ -30,8 +30,10 @@ BROAD_EXCEPT_ALLOWED: Final = {
     ("rpc/xkv_rpc/server.py", "_dispatch"),
     ("frontend/xkv_frontend/front.py", "__call__"),
     ("connector/xkv_vllm_connector/worker.py", "_serve"),
+    ("nvmeof/xkv_nvmeof/aside.py", "run"),
+    ("nvmeof/xkv_nvmeof/aside.py", "work"),
 }
-"""The task boundaries: the command line, an admin request, a control request (as the server and the service see it)."""
+"""The task boundaries: the command line, an admin request, a control request (as the server and the service see it), a thread's work."""
 
 BANNED_WORDS: Final = re.compile(r"\bTODO\b|\bFIXME\b|\bXXX\b|/work/|/opt/|\bclaude\b", re.IGNORECASE)
 FOREIGN_THREAD: Final = re.compile(r"\b[\w.-]+/[\w.-]+#\d+")

@@ -5,123 +5,30 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shutil
-import subprocess
-import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.nvmeof.contract import BlockDeviceContract, read
-from tests.nvmeof.hosts import HOST_ID, HOST_NQN
 from xkv_nvmeof.blockdev import (
     ByteRange,
     CommandFailed,
-    DeviceIdentity,
     DeviceOffline,
     DeviceState,
     OutcomeUnknown,
 )
-from xkv_nvmeof.initiator_errors import ConnectFailed, ConnectUnanswered, NamespaceUnusable
-from xkv_nvmeof.initiator_options import InitiatorOptions
-from xkv_nvmeof.kernel import sysfs
+from xkv_nvmeof.initiator_errors import ConnectUnanswered, NamespaceUnusable
 from xkv_nvmeof.kernel.device import KernelDevice
-from xkv_nvmeof.kernel.file import BlockFile
-from xkv_nvmeof.kernel.ways import NodeWay, Opened, geometry_of, tune
+from xkv_nvmeof.kernel.ways import NodeWay
 
-from .fake_sysfs import NQN, FakeSysfs
+from .devices import BACK_S, SIZE, FileWay, connect, options
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from xkv_nvmeof.blockdev import BlockDevice
-
-SIZE = 16 << 20
-BACK_S = 60.0
-
-
-class FileOfBlocks(BlockFile):
-    """A file instead of a device: it has other calls for discarding and zeroing."""
-
-    def discard(self, offset_bytes: int, length_bytes: int) -> None:
-        assert length_bytes
-
-    def zero(self, offset_bytes: int, length_bytes: int) -> None:
-        self.write(offset_bytes, [memoryview(bytes(length_bytes))], length_bytes)
-
-
-class Broken(FileOfBlocks):
-    """Fails with the errors that it is told, and answers when it may."""
-
-    fails: int | None = None
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(descriptor)
-        self.asked = threading.Event()
-        self.answers = threading.Event()
-        self.answers.set()
-        self.closes = threading.Event()
-        self.closes.set()
-
-    def _transfer(self, *arguments: Any) -> None:
-        self.asked.set()
-        assert self.answers.wait(BACK_S)
-        if self.fails is not None:
-            raise OSError(self.fails, os.strerror(self.fails))
-        super()._transfer(*arguments)
-
-    def close(self) -> None:
-        assert self.closes.wait(BACK_S)
-        super().close()
-
-
-class FileWay:
-    """A way to a namespace that is a file, in a sysfs of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.fake = FakeSysfs(folder / "sys")
-        self.fake.subsystem()
-        self.fake.controller()
-        self.fake.namespace(size_bytes=SIZE)
-        self.path = folder / "card"
-        self.path.write_bytes(bytes(SIZE))
-        self.file: Broken | None = None
-        self.left = 0
-        self.refuses = False
-
-    async def open(self, expected: DeviceIdentity | None) -> Opened:
-        block = self.fake.root / "block/nvme0n1"
-        if self.refuses or not block.exists():
-            raise ConnectFailed("nobody answers")
-        # Where the file system has it, as with a device: then what is not aligned is not taken.
-        try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_DIRECT)
-        except OSError:
-            descriptor = os.open(self.path, os.O_RDWR)
-        self.file = Broken(descriptor)
-        nguid, own_uuid = sysfs.namespace_ids(block)
-        identity = DeviceIdentity(NQN, 1, nguid, own_uuid, "0123", "Linux")
-        geometry = geometry_of(sysfs.queue_of(block))
-        return Opened(self.file, block, identity, geometry, nvme=True, late_ms=5_000, root=self.fake.root)
-
-    async def leave(self) -> None:
-        self.left += 1
-
-
-def options(**changes: Any) -> InitiatorOptions:
-    return InitiatorOptions(HOST_NQN, HOST_ID, **{"reconnect_delay_min_ms": 5, **changes})
-
-
-async def connect(way: FileWay | NodeWay, **changes: Any) -> KernelDevice:
-    return await KernelDevice.connect(way, options(**changes), clock=time.monotonic_ns, entropy=os.urandom)
-
-
-@pytest.fixture
-def way(tmp_path: Path) -> FileWay:
-    return FileWay(tmp_path)
 
 
 class TestFile(BlockDeviceContract):
@@ -140,32 +47,6 @@ class TestFile(BlockDeviceContract):
         folder.write_text("connecting\n", encoding="ascii")
         assert await following(states) is DeviceState.OFFLINE
         folder.write_text("live\n", encoding="ascii")
-
-
-@contextmanager
-def loop_device(file: Path) -> Iterator[Path]:
-    if os.geteuid() != 0 or shutil.which("losetup") is None:
-        pytest.skip("loop devices need root and losetup")
-    made = subprocess.run(
-        ["losetup", "--find", "--show", "--sector-size", "4096", str(file)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        pytest.skip(f"no loop device: {made.stderr.strip()}")
-    try:
-        yield Path(made.stdout.strip())
-    finally:
-        subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
-
-
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Path]:
-    file = tmp_path / "disk"
-    file.write_bytes(bytes(SIZE))
-    with loop_device(file) as path:
-        yield path
 
 
 class TestLoop(BlockDeviceContract):
@@ -205,89 +86,6 @@ async def test_what_is_no_block_device_is_never_opened_or_made(tmp_path: Path, k
         await connect(NodeWay(path, options(), read_only=False))
     assert kind != "none" or not path.exists()
     assert kind != "file" or path.read_bytes() == b"mine"
-
-
-# --- Linux is silent ----------------------------------------------------------------------------------------------------
-
-
-def ended(name: str) -> None:
-    """Wait for the threads of that name."""
-    for thread in threading.enumerate():
-        if thread.name == name:
-            thread.join(BACK_S)
-
-
-async def test_a_node_that_linux_does_not_look_at_is_given_up_in_time_and_tried_by_one_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, released, stat = tmp_path / "nvme0n1", threading.Event(), os.stat
-
-    def hanging(which: Any, **how: Any) -> os.stat_result:
-        if which == path:
-            assert released.wait(BACK_S)
-        return stat(which, **how)
-
-    monkeypatch.setattr(os, "stat", hanging)
-    way = NodeWay(path, options(connect_timeout_ms=50), read_only=False)
-    with pytest.raises(ConnectUnanswered, match="did not open it in time"):
-        await way.open(None)
-    with pytest.raises(ConnectUnanswered, match="an attempt from before"):
-        await way.open(None)
-    released.set()
-    ended("card-open")
-    with pytest.raises(ConnectUnanswered, match="No such file"):
-        await way.open(None)
-
-
-async def test_a_device_that_was_opened_too_late_is_given_back(
-    loop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released, opens = threading.Event(), os.open
-
-    def hanging(which: Any, *how: Any, **more: Any) -> int:
-        if which == loop:
-            assert released.wait(BACK_S)
-        return opens(which, *how, **more)
-
-    monkeypatch.setattr(os, "open", hanging)
-    way = NodeWay(loop, options(connect_timeout_ms=50), read_only=False)
-    with pytest.raises(ConnectUnanswered, match="did not open it in time"):
-        await way.open(None)
-    released.set()
-    ended("card-open")
-    await asyncio.sleep(0)
-    device = await connect(NodeWay(loop, options(), read_only=False))
-    assert device.state is DeviceState.ONLINE
-    await device.aclose()
-
-
-async def test_a_device_that_linux_does_not_let_go_of_holds_up_no_end(way: FileWay) -> None:
-    device = await connect(way, close_timeout_ms=100)
-    assert way.file is not None
-    way.file.closes.clear()
-    await device.aclose()
-    assert way.left == 1
-    os.fstat(way.file.descriptor)
-    way.file.closes.set()
-    ended("card-close")
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(way.file.descriptor)
-
-
-async def test_times_that_linux_does_not_take_are_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake = FakeSysfs(tmp_path)
-    fake.controller()
-    place = tmp_path / "class/nvme/nvme0/fast_io_fail_tmo"
-    place.unlink()
-    os.mkfifo(place)
-    monkeypatch.setattr(sysfs, "SYSFS", tmp_path)
-    await tune("nvme0", options(connect_timeout_ms=50))
-    assert "the times of nvme0 stay as they are" in caplog.text
-    reader = os.open(place, os.O_RDONLY | os.O_NONBLOCK)
-    ended("nvme-times")
-    os.close(reader)
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
