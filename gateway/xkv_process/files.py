@@ -13,7 +13,7 @@ def regular_only(path: str, flags: int) -> int:
     Raises:
         OSError: it cannot be opened, or is something else.
     """
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     # A directory is told by who opens it.
     if stat.S_IFMT(os.fstat(descriptor).st_mode) in {stat.S_IFREG, stat.S_IFDIR}:
         return descriptor

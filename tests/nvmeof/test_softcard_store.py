@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,6 @@ from xkv_nvmeof.spec import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SIZE = 1 << 20
 
@@ -98,6 +98,28 @@ def test_a_trailer_from_elsewhere_is_refused(at: int, value: int) -> None:
     data[4092:] = crc32c(data[:4092]).to_bytes(4, "little")
     with pytest.raises(StoreError):
         StoreIdentity.from_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to a device"])
+def test_what_is_no_regular_file_is_neither_waited_for_nor_written_to(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "card.img"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path = Path(os.devnull)
+        if kind == "link to a device":
+            path = tmp_path / "card.img"
+            path.symlink_to(os.devnull)
+    with pytest.raises(OSError, match="no regular file"):
+        Store.open_file(path, SIZE, None, entropy)
+    with pytest.raises(OSError, match="no regular file"):
+        Store.open_read_only(path)
+
+
+def test_a_new_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "card.img"
+    Store.open_file(path, SIZE, None, entropy).close()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_file_shorter_than_its_trailer_says_is_refused(tmp_path: Path) -> None:

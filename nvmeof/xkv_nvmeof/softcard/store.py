@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof.digest import crc32c
 from xkv_nvmeof.spec import Status
+from xkv_process.files import regular_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +130,7 @@ class Store:
             StoreError: it is in use, is not a soft card, or is one of another size.
             OSError: the file system says no.
         """
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = _open(path, os.O_RDWR | os.O_CREAT)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,7 +154,7 @@ class Store:
             StoreError: it is in use, or is not a soft card.
             OSError: the file system says no.
         """
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = _open(path, os.O_RDONLY)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -284,6 +285,13 @@ class Store:
             os.fdatasync(self._fd)
         finally:
             os.close(self._fd)
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open a regular file only: a pipe would be waited for, and a disk, whose size is told as 0, taken for a new file."""
+    fd = regular_only(str(path), flags)
+    os.set_blocking(fd, True)
+    return fd
 
 
 def _format(
