@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -44,7 +45,8 @@ class NoCardYet:
                 call.reply(m.PingReply())
             case m.Lookup():
                 each = request.mode is m.LookupMode.EACH
-                call.reply(m.LookupReply(0, [None] * len(request.keys) if each else []))
+                nothing = m.LookupReply(0, [None] * len(request.keys) if each else [])
+                call.reply(replace(nothing, extents=[], checksums=[]) if request.extents else nothing)
             case m.Load():
                 try:
                     self._zero(request)
