@@ -1,6 +1,6 @@
 """Stores with the journal beside stores without one: what durability of the index costs.
 
-Stores of 1 MiB in flight (32 unless told otherwise) on each of two namespaces of one target, in turns and in one process. One side is a card
+Stores of 1 MiB, 8 and 32 in flight, on each of two namespaces of one target, in turns and in one process. One side is a card
 with its journal (for each group of records a batch, then a flush and a look at the superblock together); the other side keeps no
 journal, and only flushes the payloads of each group where the journal would have. For both policies: what survives a
 loss of power, and what survives the end of the process, which needs no flush at all.
@@ -15,6 +15,7 @@ import os
 import time
 from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
@@ -56,10 +57,10 @@ if TYPE_CHECKING:
     from xkv_gateway.core.types import EngineLimits, Lsn
     from xkv_nvmeof.blockdev import BlockDevice
 
-DEPTH: Final = 32
+DEPTHS: Final = (8, 32)
 """Stores in flight. One journal batch serves all that wait, so its cost falls with the depth."""
 OBJECTS: Final = 224
-ROUNDS: Final = 15
+ROUNDS: Final = 11
 WARM_ROUNDS: Final = 4
 """Until all units have been written to once: the first write to a page of a target's memory is several times slower."""
 RATIO_MIN: Final = 0.9
@@ -104,10 +105,10 @@ class NoJournal:
 class StoresUnderTest:
     """Stores objects into a card store and forgets them again."""
 
-    def __init__(self, runner: asyncio.Runner, store: CardStore) -> None:
+    def __init__(self, runner: asyncio.Runner, store: CardStore, depth: int) -> None:
         self._runner = runner
         self._store = store
-        self._payloads = [memoryview(bytearray(os.urandom(MIB))) for _ in range(DEPTH)]
+        self._payloads = [memoryview(bytearray(os.urandom(MIB))) for _ in range(depth)]
         self._keys = [hashlib.blake2b(b"%d" % n, digest_size=32).digest() for n in range(OBJECTS)]
 
     def store_mib_s(self) -> float:
@@ -137,19 +138,20 @@ class StoresUnderTest:
 class Cards:
     """A card with its journal, and a namespace without."""
 
-    def __init__(self, stack: ExitStack, card: TargetAddress, raw: TargetAddress) -> None:
+    def __init__(self, stack: ExitStack, card: TargetAddress, raw: TargetAddress, depth: int) -> None:
         self._stack = stack
         self._card = card
         self._raw = raw
+        self._depth = depth
         self.runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
 
     def with_journal(self, *, flush: bool) -> StoresUnderTest:
         """Take the card."""
-        return StoresUnderTest(self.runner, self.runner.run(self._open(flush=flush)))
+        return StoresUnderTest(self.runner, self.runner.run(self._open(flush=flush)), self._depth)
 
     def without(self, *, flush: bool) -> StoresUnderTest:
         """Use the other namespace from its first byte on."""
-        return StoresUnderTest(self.runner, self.runner.run(self._open_raw(flush=flush)))
+        return StoresUnderTest(self.runner, self.runner.run(self._open_raw(flush=flush)), self._depth)
 
     async def _device(self, address: TargetAddress) -> TcpInitiator:
         options = InitiatorOptions(host_nqn=HOST_NQN, host_id=HOST_ID)
@@ -205,7 +207,7 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args(list(argv)).rounds
     on_spdk = bool(os.environ.get(TARGET_ENV))
-    results: dict[str, Any] = {"depth": DEPTH, "target": "SPDK" if on_spdk else "soft cards", "bars": []}
+    results: dict[str, Any] = {"target": "SPDK" if on_spdk else "soft cards", "bars": []}
     with on_cores(core_split()[1]), ExitStack() as stack:
         folder = stack.enter_context(work_folder())
         if on_spdk:
@@ -216,18 +218,21 @@ def main(argv: Sequence[str] = ()) -> dict[str, Any]:
                 stack.enter_context(running_softcard(folder, name, SOFT_BYTES)) for name in ("card", "raw")
             ]
             ends = [TargetAddress(card.host, card.port, card.nqn, card.nsid) for card in soft]
-        for durability in ("power", "process"):
-            results[durability] = _compare(ends[0], ends[1], rounds, flush=durability == "power")
-            middle = results[durability]["mib_s"]
-            name = f"1 MiB store, durability {durability}: journal / none"
+        for depth, durability in product(DEPTHS, ("power", "process")):
+            compared = _compare(ends[0], ends[1], rounds, depth, flush=durability == "power")
+            results[f"depth {depth}, {durability}"] = compared
+            middle = compared["mib_s"]
+            name = f"1 MiB store at depth {depth}, durability {durability}: journal / none"
             results["bars"].append(at_least(name, middle["journal"] / middle["none"], RATIO_MIN))
     return results
 
 
-def _compare(card: TargetAddress, raw: TargetAddress, rounds: int, *, flush: bool) -> dict[str, Any]:
+def _compare(
+    card: TargetAddress, raw: TargetAddress, rounds: int, depth: int, *, flush: bool
+) -> dict[str, Any]:
     format_blank_card(card)
     with ExitStack() as stack:
-        cards = Cards(stack, card, raw)
+        cards = Cards(stack, card, raw, depth)
         sides = {"journal": cards.with_journal(flush=flush), "none": cards.without(flush=flush)}
         clock = CpuClock(os.getpid())
         cpu_ms_gib: dict[str, list[float]] = {name: [] for name in sides}

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+TURNS_TO_GATHER: Final = 3
+"""Turns of the loop for which a group waits for company: a busy loop has the end of more writes in them, an idle one is through in microseconds."""
 TURNS_TO_COMMIT: Final = 2
 """Turns of the loop from the end of a flush until the records of the stores that waited for it have been submitted."""
 
@@ -149,15 +151,16 @@ class JournalWriter:
         """
         try:
             while True:
+                if not self._pending and not self._covers:
+                    self._work.clear()
+                    await self._work.wait()
+                await _turns(TURNS_TO_GATHER)
                 if self._pending:
                     await self._commit_pending()
-                elif self._covers:
+                else:
                     self._take_covers()
                     await self._blocks.flush()
                     await self._tell_covered()
-                else:
-                    self._work.clear()
-                    await self._work.wait()
         finally:
             self._look_no_more()
 
@@ -171,8 +174,7 @@ class JournalWriter:
         covered, self._covered = self._covered, []
         for done in covered:
             done()
-        for _ in range(TURNS_TO_COMMIT if covered else 0):
-            await asyncio.sleep(0)
+        await _turns(TURNS_TO_COMMIT if covered else 0)
 
     async def _commit_pending(self) -> None:
         records, self._pending = self._pending, []
@@ -228,3 +230,9 @@ class JournalWriter:
         self._written = placed.after
         self.batches += 1
         self.batch_bytes += placed.total_bytes
+
+
+async def _turns(count: int) -> None:
+    """Let the loop go on for so many turns."""
+    for _ in range(count):
+        await asyncio.sleep(0)
