@@ -164,6 +164,11 @@ class CardSession:
         under_way = self.engine.reserved_objects * RECORD_BYTES_PER_OBJECT + self._store.saves * BLOCK_BYTES
         return self.journal.free_bytes - under_way < self.journal.ring_bytes // PRESSURE_SHARE
 
+    def relieve(self) -> None:
+        """Something has to wait for the journal: see to it that it is relieved, also where nothing is on its way that would change it."""
+        if self.checkpointer is not None:
+            self.checkpointer.look(pressed=True)
+
     def conflicted(self) -> None:
         """A reservation refused a write: nothing is served before it is known whose the card is."""
         self._fence.suspect()
