@@ -11,7 +11,7 @@ import signal
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import httpx
 
@@ -97,6 +97,18 @@ def environment(**extra: str) -> dict[str, str]:
     } | extra  # fmt: skip
 
 
+class Step(NamedTuple):
+    """A step of an engine; seconds of the processor."""
+
+    running: int
+    engine_s: float
+    """In the engine's thread."""
+    calls_s: float
+    """Of these, in what it calls of our connector, where that is in place."""
+    others_s: float
+    """In all other threads."""
+
+
 def arguments(model: Path, transfer: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
     """Return an engine's arguments. GDN on a CPU takes bfloat16 only."""
     gdn = json.loads((model / "config.json").read_text())["model_type"] == "qwen3_next"
@@ -144,9 +156,9 @@ class Engine(Process):
         """Empty the engine's own prefix cache, so that what is found comes from the card."""
         assert await self.ask({"op": "forget"}) is True
 
-    async def steps(self) -> list[tuple[float, float, int]]:
-        """Return wall seconds, seconds of the engine's thread and running requests of each step since the last call (at first, nothing)."""
-        return [(wall, cpu, running) for wall, cpu, running in await self.ask({"op": "steps"})]
+    async def steps(self) -> list[Step]:
+        """Return the steps since the last call; at first, none."""
+        return [Step(*each) for each in await self.ask({"op": "steps"})]
 
     async def plug(self, connector: Literal["none", "idle", "ours"]) -> None:
         """Take the connector out of the engine, put one in that does nothing, or put ours back. Nothing may be under way."""

@@ -2,8 +2,8 @@
 
 `{"op": "generate", "prompts": [{"tokens", "salt", "store"}], "max_tokens": N}` answers a list of
 `{"tokens", "logprobs", "cached", "reason", "seconds", "cpu_seconds"}`; `{"op": "forget"}` empties the engine's own prefix cache; `{"op": "metrics"}` answers what
-vLLM counts; `{"op": "steps"}` answers `[wall seconds, seconds of the processor in the engine's thread, requests that run]` for each step since the last time
-(the first time, nothing); `{"op": "plug", "connector": "none"}` takes the connector out of the engine, until "ours" is put back, and "idle" puts one in its
+vLLM counts; `{"op": "steps"}` answers for each step since the last time (the first time, nothing) how many requests run, and seconds of the processor: in the
+engine's thread, of these in what the engine calls of our connector, and in all other threads; `{"op": "plug", "connector": "none"}` takes the connector out of the engine, until "ours" is put back, and "idle" puts one in its
 place that does nothing; `{"op": "end"}` ends it in order. The first line that it writes is `{"ready": true}`.
 """
 
@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer import kv_transfer_state
@@ -24,9 +24,20 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 # Standard output is ours alone: what vLLM and its children print goes to standard error.
 _OUT = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
+
+
+CALLS = (
+    "build_connector_meta", "build_connector_worker_meta", "get_block_ids_with_load_errors", "get_kv_connector_stats", "get_num_new_matched_tokens",
+    "get_transfer_results", "has_pending_push_work", "on_new_request", "request_finished_all_groups", "save_kv_layer", "start_load_kv",
+    "update_connector_output", "update_state_after_alloc", "wait_for_layer_load", "wait_for_save",
+)  # fmt: skip
+"""What the engine calls of a connector of ours, in its steps."""
 
 
 def say(document: Any) -> None:
@@ -84,22 +95,36 @@ def metrics(llm: LLM) -> dict[str, float]:
 
 
 class Steps:
-    """Times the engine's steps."""
+    """Times the engine's steps, and the calls of the connector in them."""
 
     def __init__(self, llm: LLM) -> None:
         self._core = llm.llm_engine.engine_core.engine_core
         self._step = self._core.step_fn
         self._core.step_fn = self._timed
-        self._taken: list[tuple[float, float, int]] = []
+        self._taken: list[tuple[int, float, float, float]] = []
+        self._in_calls_s = 0.0
+        for connector in (self._core.scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT):
+            for name in CALLS:
+                setattr(connector, name, self._counted(getattr(connector, name)))
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            began_s = time.perf_counter()
+            outcome = call(*args, **kwargs)
+            self._in_calls_s += time.perf_counter() - began_s
+            return outcome
+
+        return counted
 
     def _timed(self) -> Any:
-        began, began_cpu = time.monotonic(), time.thread_time()
+        began_s, all_began_s, self._in_calls_s = time.thread_time(), time.process_time(), 0.0
         outcome = self._step()
+        took_s, all_took_s = time.thread_time() - began_s, time.process_time() - all_began_s
         running = len(self._core.scheduler.running)
-        self._taken.append((time.monotonic() - began, time.thread_time() - began_cpu, running))
+        self._taken.append((running, took_s, self._in_calls_s, max(0.0, all_took_s - took_s)))
         return outcome
 
-    def take(self) -> list[tuple[float, float, int]]:
+    def take(self) -> list[tuple[int, float, float, float]]:
         taken, self._taken = self._taken, []
         return taken
 
