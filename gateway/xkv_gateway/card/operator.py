@@ -127,7 +127,6 @@ class Tenants:
     def _require_writable(self) -> None:
         self._store.require_writable()
         if self._store.pressed:
-            self._store.relieve()
             raise JournalFull
 
 

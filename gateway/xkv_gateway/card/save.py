@@ -91,7 +91,6 @@ class Save:
     def _admit(self, request: BeginStore) -> StoreOutcome:
         if self._store.pressed:
             # The journal needs a checkpoint first: as good as no room yet.
-            self._store.relieve()
             return StoreOutcome([None] * len(request.keys), NO_LSN)
         outcome = self._store.engine.begin_store(request, self._store.clock())
         self._store.changed()  # what was evicted for it is recorded, even if nothing else happens

@@ -158,16 +158,14 @@ class CardSession:
 
     @property
     def pressed(self) -> bool:
-        """Whether the journal must first be relieved by a checkpoint before more is begun."""
-        if self.journal is None or self._store is None:
+        """Whether the journal must first be relieved by a checkpoint before more is begun; it is seen to, whatever else goes on."""
+        if self.journal is None or self.checkpointer is None or self._store is None:
             return False
         under_way = self.engine.reserved_objects * RECORD_BYTES_PER_OBJECT + self._store.saves * BLOCK_BYTES
-        return self.journal.free_bytes - under_way < self.journal.ring_bytes // PRESSURE_SHARE
-
-    def relieve(self) -> None:
-        """Something has to wait for the journal: see to it that it is relieved, also where nothing is on its way that would change it."""
-        if self.checkpointer is not None:
-            self.checkpointer.look(pressed=True)
+        if self.journal.free_bytes - under_way >= self.journal.ring_bytes // PRESSURE_SHARE:
+            return False
+        self.checkpointer.look(pressed=True)
+        return True
 
     def conflicted(self) -> None:
         """A reservation refused a write: nothing is served before it is known whose the card is."""
@@ -264,12 +262,10 @@ class CardSession:
 
     async def _relieve(self, store: CardStore) -> None:
         """After each group of records: a checkpoint if it is time; wake stores that wait for the journal."""
-        assert self.journal is not None
-        assert self.checkpointer is not None
+        assert self.journal is not None and self.checkpointer is not None  # noqa: PT018
         while True:
-            pressed = self.pressed
-            self.checkpointer.look(pressed=pressed)
-            if not pressed:
+            if not self.pressed:
+                self.checkpointer.look(pressed=False)
                 store.space_may_be_free()
             await self.journal.changed()
 

@@ -68,10 +68,6 @@ class Ownership(Protocol):
         """Whether the journal has no room for more to begin."""
         ...
 
-    def relieve(self) -> None:
-        """Something waits because the journal is pressed."""
-        ...
-
     def conflicted(self) -> None:
         """A reservation refused a write: the card may be somebody else's."""
         ...
@@ -83,9 +79,6 @@ class Unguarded:
     readable = True
     writable = True
     pressed = False
-
-    def relieve(self) -> None:
-        """Take no notice."""
 
     def conflicted(self) -> None:
         """Take no notice."""
@@ -149,10 +142,6 @@ class CardStore(Turns):
         """Whether new stores must wait for the journal."""
         return self._ownership.pressed
 
-    def relieve(self) -> None:
-        """Note that something waits because the journal is pressed."""
-        self._ownership.relieve()
-
     def conflicted(self) -> None:
         """Note that a reservation refused a write."""
         self._ownership.conflicted()
@@ -172,7 +161,6 @@ class CardStore(Turns):
         """
         self.require_writable()
         if self.pressed:
-            self.relieve()
             raise JournalFull
         outcome = self.engine.delete(request, self.clock())
         self.changed()
