@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from tests.sim import recovery
 from tests.sim.device import SimDevice
 from tests.sim.faults import Faults
-from tests.sim.gateway import Gateway, Parts, Settings, SimRegions, _hello, direct_service
+from tests.sim.gateway import Gateway, Parts, Settings, SimRegions, _hello
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Image, Medium
 from tests.sim.replay import Entry, RecordFault, Replay
@@ -141,7 +141,6 @@ class CardGateway(Gateway):
             m.Limits(object_bytes=self.limits.object_bytes_max),
             store_wait_ns=settings.store_wait_ns,
             inline_loads_bytes_max=settings.inline_loads_bytes_max,
-            direct=direct_service(store, self.area, settings),
         )
         self.task = asyncio.create_task(self._run(), name="session")
 
@@ -212,16 +211,7 @@ class WarmWorld(World):
         keep_alive_ms = self._faults.settle_ns // 1_000_000
         wish = FormatWish(self._limits.au_bytes, self.swarm.settings.limits.max_objects)
         return OpenOptions(
-            owner=Owner(
-                "sim",
-                "nqn.2026-01.test:sim",
-                bytes(16),
-                bytes(16),
-                1,
-                keep_alive_ms,
-                self._limits.lease_ttl_max_ns + self._limits.direct_grace_ns,
-                hands_out_extents="direct" in self.swarm.weights,
-            ),
+            owner=Owner("sim", "nqn.2026-01.test:sim", bytes(16), bytes(16), 1, keep_alive_ms, 0),
             limits_of=self._limits_of,
             clock=loop.clock,
             wall_clock=loop.clock,

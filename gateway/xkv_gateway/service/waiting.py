@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -45,8 +44,7 @@ class NoCardYet:
                 call.reply(m.PingReply())
             case m.Lookup():
                 each = request.mode is m.LookupMode.EACH
-                nothing = m.LookupReply(0, [None] * len(request.keys) if each else [])
-                call.reply(replace(nothing, extents=[], checksums=[]) if request.extents else nothing)
+                call.reply(m.LookupReply(0, [None] * len(request.keys) if each else []))
             case m.Load():
                 try:
                     self._zero(request)
