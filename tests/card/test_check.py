@@ -17,6 +17,8 @@ from xkv_gateway.card.fsck import CODES, FINDINGS_MAX, NOTES, Report, Rows, judg
 from xkv_gateway.card.layout import HEARTBEAT_OFFSET, superblock_1_offset
 from xkv_gateway.card.readonly import ReadOnly
 from xkv_gateway.card.sight import Kind, look, objects_in_checkpoint, owner_lives
+from xkv_gateway.card.structure import BLOCK_BYTES
+from xkv_gateway.errors import CardUnavailableError
 
 if TYPE_CHECKING:
     from xkv_gateway.card.superblock import Superblock
@@ -216,6 +218,23 @@ def test_a_flipped_bit_of_a_payload_is_found_with_payloads_and_only_then() -> No
         report = await checked(bench)
         assert [f.code for f in report.findings] == ["payload_damaged"]
         assert "offset" in report.findings[0].detail
+
+    Bench().play(work)
+
+
+@pytest.mark.parametrize("blocks_bytes", [512 << 10, 4 << 20])
+def test_data_in_the_middle_alone_is_somebodys(blocks_bytes: int) -> None:
+    async def work(bench: Bench) -> None:
+        size_bytes = bench.medium.size_bytes
+        first = size_bytes // 3 // BLOCK_BYTES * BLOCK_BYTES
+        other = bench.device()
+        await other.write_from(first, [memoryview(b"data" * (blocks_bytes // 4))])
+        device = ReadOnly(bench.device())
+        seen = await look(device, CardBlocks(device, bench.loop.clock))
+        assert seen.kind is Kind.STRANGER
+        assert seen.marks
+        with pytest.raises(CardUnavailableError, match="there is data on the card"):
+            await bench.open_owned("me")
 
     Bench().play(work)
 

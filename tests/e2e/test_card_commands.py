@@ -211,7 +211,7 @@ async def test_a_namespace_that_grew_is_served_and_one_that_shrank_is_refused(ho
     assert "geometry_changed" in (await command(home, "card", "check", url)).out
 
 
-async def test_a_soft_card_is_formatted_only_where_both_ends_are_blank(home: Path) -> None:
+async def test_a_soft_card_is_formatted_only_where_nothing_is_on_it(home: Path) -> None:
     file = home / "card.img"
     url = await filled(home, file)
     overwrite(file, 0, bytes(MIB))
@@ -220,8 +220,10 @@ async def test_a_soft_card_is_formatted_only_where_both_ends_are_blank(home: Pat
         await gateway.end()
     overwrite(file, 0, bytes(MIB))
     overwrite(file, SIZE_BYTES - MIB, b"\x01" + bytes(MIB - 1))
-    await refused(home, url, "data in the first or last megabyte")
+    await refused(home, url, "data on the card")
     overwrite(file, SIZE_BYTES - MIB, bytes(MIB))
+    await refused(home, url, "data on the card")  # between the ends
+    overwrite(file, 0, bytes(SIZE_BYTES - MIB))
     async with serving(home / "state", "--card", url, card=None) as gateway:
         assert "cold" in gateway.said_at("card")
         await gateway.logged("formatted a blank card")

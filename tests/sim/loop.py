@@ -15,6 +15,7 @@ It rests on two private names of asyncio (`_run_once`, `_ready`), which `test_lo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 START_NS: Final = 1_000_000_000_000
 """Not zero, so that a time that was forgotten shows."""
+ABANDONING_MAX: Final = 3
+"""So often all tasks that are left are cancelled."""
 TURNS_WITHOUT_TIME_MAX: Final = 20_000
 HOLD_BACK_PROBABILITY: Final = 0.1
 EXECUTOR_DELAY_NS_MAX: Final = 2_000_000
@@ -180,17 +183,23 @@ class SimLoop(asyncio.BaseEventLoop):
     def _abandon(self) -> None:
         """End the tasks that are left; what they raise on the way out is of no interest."""
         self.set_exception_handler(lambda *_: None)
-        tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
-        for task in tasks:
-            task.cancel()
-        if tasks and not self.is_closed() and not self.is_running():
+        if self.is_closed() or self.is_running():
+            return
+        for _ in range(ABANDONING_MAX):
+            # On their way out they may begin others.
+            tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
+            if not tasks:
+                break
+            for task in tasks:
+                task.cancel()
             self._turns_without_time = 0
-            gathered = asyncio.gather(*tasks, return_exceptions=True)
-            try:
-                self.run_until_complete(gathered)
-            except SimulationError:
-                for task in tasks:
-                    task._log_destroy_pending = False  # type: ignore[attr-defined] # it would warn at exit
+            with contextlib.suppress(SimulationError):
+                self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined] # it would warn at exit
+            # Now, and not when the collector comes: the loop is closed by then.
+            with contextlib.suppress(RuntimeError):
+                task.get_coro().close()
 
 
 def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:

@@ -221,13 +221,13 @@ async def format_blank(
     """Format a card that bears nothing.
 
     Raises:
-        CardUnavailableError: there is something in its first or last MiB.
+        CardUnavailableError: there is something on it.
         FormatError: it is too small, or the wish does not fit it.
     """
     geometry = device.geometry
-    if not await ownership.edges_are_blank(blocks, geometry.size_bytes):
+    if not await ownership.looks_blank(blocks, geometry.size_bytes):
         raise CardUnavailableError(
-            "there is data in the first or last megabyte of the card: somebody else uses it, so it is left alone",
+            "there is data on the card: somebody else uses it, so it is left alone",
             advice="If the data is of no use: `xkv-gateway card format URL --force`.",
         )
     layout = plan(geometry.size_bytes, geometry.block_bytes, wish.au_bytes, wish.max_objects)

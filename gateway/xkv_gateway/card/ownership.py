@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 NS_PER_MS: Final = 1_000_000
 SETTLE_MARGIN_NS: Final = 2_000_000_000
 """Beyond the keep-alive time of the run before: clocks differ, and targets look at their timers now and then."""
+SAMPLES: Final = 256
+"""Blocks of a card that are looked at before it is called blank, beside its ends."""
 WATCH_INTERVALS: Final = 3
 """An owner that lives beats once in each interval."""
 INTERVAL_MS_MAX: Final = 10_000
@@ -69,11 +71,21 @@ async def read_superblocks(blocks: CardBlocks, size_bytes: int) -> Blank | Stran
     return choose((first, second))
 
 
-async def edges_are_blank(blocks: CardBlocks, size_bytes: int) -> bool:
-    """Tell whether the first and the last MiB are all zero: nobody's mark is there. Raises DeviceError."""
+async def looks_blank(blocks: CardBlocks, size_bytes: int) -> bool:
+    """Tell whether the first and the last MiB are all zero, where marks are, and samples of what is between. Raises DeviceError."""
     last_bytes = superblock_1_offset(size_bytes) + BLOCK_BYTES - TAIL_BYTES
     for offset_bytes, length_bytes in ((0, HEAD_BYTES), (last_bytes, size_bytes - last_bytes)):
         if not is_blank(await blocks.read(offset_bytes, length_bytes)):
+            return False
+    return await samples_are_blank(blocks, size_bytes)
+
+
+async def samples_are_blank(blocks: CardBlocks, size_bytes: int) -> bool:
+    """Tell whether blocks that are spread evenly are zero: somebody's data need not begin where a disk does. Raises DeviceError."""
+    count = min(SAMPLES, size_bytes // BLOCK_BYTES)
+    for number in range(count):
+        offset_bytes = size_bytes // BLOCK_BYTES * number // count * BLOCK_BYTES
+        if not is_blank(await blocks.read(offset_bytes, BLOCK_BYTES)):
             return False
     return True
 

@@ -11,7 +11,7 @@ from xkv_gateway.card import ownership
 from xkv_gateway.card.fence import INTERVAL_MS
 from xkv_gateway.card.format_errors import FormatError, UnknownFeature, UnknownVersion
 from xkv_gateway.card.layout import HEAD_BYTES, HEARTBEAT_OFFSET, TAIL_BYTES
-from xkv_gateway.card.marks import recognise
+from xkv_gateway.card.marks import SOMETHING, recognise
 from xkv_gateway.card.structure import BLOCK_BYTES
 from xkv_gateway.card.superblock import Blank, Chosen, Match, match
 from xkv_gateway.card.table_file import FileKind
@@ -32,7 +32,7 @@ class Kind(Enum):
     OURS = "card"
     """Formatted, and its superblock can be read."""
     BLANK = "blank"
-    """Both ends are zero."""
+    """Both ends are zero, and so are samples of what is between."""
     DAMAGED = "damaged"
     """It bears our stamp, and no superblock can be used."""
     UNKNOWN = "unknown_version"
@@ -85,7 +85,9 @@ async def look(device: BlockDevice, blocks: CardBlocks) -> Sight:
     tail = await blocks.read(max(0, size_bytes - TAIL_BYTES), min(TAIL_BYTES, size_bytes))
     marks = tuple(recognise(head, tail, size_bytes))
     if isinstance(found, Blank) and not marks:
-        return Sight(Kind.BLANK, facts)
+        if await ownership.samples_are_blank(blocks, size_bytes):
+            return Sight(Kind.BLANK, facts)
+        marks = (SOMETHING,)
     return Sight(Kind.STRANGER, facts, marks=marks)
 
 
