@@ -12,9 +12,9 @@ random order of three:
 (a) Asking: nothing is stored (no backlog is allowed), so that the difference is the price of finding nothing.
 (b) Storing: every prompt's chunk is stored, as it is for users; the time until the last is stored is counted in.
 
-What the connector's calls in the engine's steps and its threads take is added up, and is the figure with the bar: it does not depend on what else the
-machine does. What the engine takes with it and without is told as well; there every batch has the same steps, so step is compared with step: the median of its times over the rounds, summed over the steps. The interval is
-that of 95 % of bootstrap draws of rounds.
+What the engine's calls of the connector take, in its steps and where requests are told to it between steps, and what its threads take is added up, and is
+the figure with the bar: it does not depend on what else the machine does. What the engine takes with it and without is told as well; there every batch has
+the same steps, so step is compared with step: the median of its times over the rounds, summed over the steps. The interval is that of 95 % of bootstrap draws of rounds.
 """
 
 from __future__ import annotations
@@ -158,17 +158,15 @@ def _added(
 
 
 def _own(batches: Batches, of: Callable[[Batch], tuple[Step, ...]]) -> tuple[float, float]:
-    """What the calls of the connector take, and its threads, in percent of the steps without them."""
+    """What the calls of the connector take, and its threads, in percent of the steps without one."""
 
-    def percent(connector: Connector, value: Callable[[Step], float]) -> float:
-        return 100 * statistics.median(
-            sum(map(value, of(batch))) / sum(step.engine_s - step.calls_s for step in of(batch))
-            for batch in batches[connector]
-        )
+    def taken_s(connector: Connector, value: Callable[[Step], float]) -> float:
+        return statistics.median(sum(map(value, of(batch))) for batch in batches[connector])
 
-    calls = percent("ours", lambda step: step.calls_s)
+    steps_s = taken_s("none", lambda step: step.engine_s)
     # The engine has threads of its own, too.
-    return calls, percent("ours", lambda step: step.others_s) - percent("none", lambda step: step.others_s)
+    threads_s = taken_s("ours", lambda step: step.others_s) - taken_s("none", lambda step: step.others_s)
+    return 100 * taken_s("ours", lambda step: step.calls_s) / steps_s, 100 * threads_s / steps_s
 
 
 def _typical(batches: Sequence[tuple[float, ...]]) -> float:

@@ -104,9 +104,9 @@ class Step(NamedTuple):
     engine_s: float
     """In the engine's thread."""
     calls_s: float
-    """Of these, in what it calls of our connector, where that is in place."""
+    """In what the engine calls of our connector, where that is in place, since the step before."""
     others_s: float
-    """In all other threads."""
+    """In all other threads, since the step before."""
 
 
 def arguments(model: Path, transfer: dict[str, Any] | None, **more: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 `{"op": "generate", "prompts": [{"tokens", "salt", "store"}], "max_tokens": N}` answers a list of
 `{"tokens", "logprobs", "cached", "reason", "seconds", "cpu_seconds"}`; `{"op": "forget"}` empties the engine's own prefix cache; `{"op": "metrics"}` answers what
 vLLM counts; `{"op": "steps"}` answers for each step since the last time (the first time, nothing) how many requests run, and seconds of the processor: in the
-engine's thread, of these in what the engine calls of our connector, and in all other threads; `{"op": "plug", "connector": "none"}` takes the connector out of the engine, until "ours" is put back, and "idle" puts one in its
+engine's thread, what the engine's calls of our connector took, and in all other threads, these two since the step before (requests are told to a connector between steps); `{"op": "plug", "connector": "none"}` takes the connector out of the engine, until "ours" is put back, and "idle" puts one in its
 place that does nothing; `{"op": "end"}` ends it in order. The first line that it writes is `{"ready": true}`.
 """
 
@@ -37,7 +37,7 @@ CALLS = (
     "get_transfer_results", "has_pending_push_work", "on_new_request", "request_finished_all_groups", "save_kv_layer", "start_load_kv",
     "update_connector_output", "update_state_after_alloc", "wait_for_layer_load", "wait_for_save",
 )  # fmt: skip
-"""What the engine calls of a connector of ours, in its steps."""
+"""What the engine calls of a connector of ours, in its steps and between them."""
 
 
 def say(document: Any) -> None:
@@ -95,7 +95,7 @@ def metrics(llm: LLM) -> dict[str, float]:
 
 
 class Steps:
-    """Times the engine's steps, and the calls of the connector in them."""
+    """Times the engine's steps, and from one's end to the next one's the calls of the connector and the other threads."""
 
     def __init__(self, llm: LLM) -> None:
         self._core = llm.llm_engine.engine_core.engine_core
@@ -103,6 +103,7 @@ class Steps:
         self._core.step_fn = self._timed
         self._taken: list[tuple[int, float, float, float]] = []
         self._in_calls_s = 0.0
+        self._others_began_s = _others_s()
         for connector in (self._core.scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT):
             for name in CALLS:
                 setattr(connector, name, self._counted(getattr(connector, name)))
@@ -117,16 +118,31 @@ class Steps:
         return counted
 
     def _timed(self) -> Any:
-        began_s, all_began_s, self._in_calls_s = time.thread_time(), time.process_time(), 0.0
+        began_s = time.thread_time()
         outcome = self._step()
-        took_s, all_took_s = time.thread_time() - began_s, time.process_time() - all_began_s
-        running = len(self._core.scheduler.running)
-        self._taken.append((running, took_s, self._in_calls_s, max(0.0, all_took_s - took_s)))
+        took_s = time.thread_time() - began_s
+        self._taken.append((len(self._core.scheduler.running), took_s, *self._since()))
         return outcome
 
+    def _since(self) -> tuple[float, float]:
+        """Return what calls and other threads took since this was asked last."""
+        others_s, calls_s = _others_s(), self._in_calls_s
+        began_s, self._others_began_s, self._in_calls_s = self._others_began_s, others_s, 0.0
+        return calls_s, max(0.0, others_s - began_s)
+
     def take(self) -> list[tuple[int, float, float, float]]:
+        """Return the steps since the last time; what came behind the last of them counts to it."""
+        calls_s, others_s = self._since()
         taken, self._taken = self._taken, []
+        if taken:
+            running, took_s, its_calls_s, its_others_s = taken[-1]
+            taken[-1] = (running, took_s, its_calls_s + calls_s, its_others_s + others_s)
         return taken
+
+
+def _others_s() -> float:
+    """Seconds of the processor that all threads but this one have taken."""
+    return time.process_time() - time.thread_time()
 
 
 class Idle(KVConnectorBase_V1, SupportsHMA):
