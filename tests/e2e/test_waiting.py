@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import httpx
@@ -18,6 +19,7 @@ from xkv_gateway.daemon import waiting
 from xkv_gateway.errors import CardAwayError, ExitCode
 from xkv_rpc.async_client import AsyncClient
 from xkv_rpc.errors import ErrorCode, RpcError
+from xkv_rpc.messages import CardInfo, CardState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -81,6 +83,14 @@ async def test_a_target_that_comes_later_than_the_gateway_is_waited_for(home: Pa
                 with pytest.raises(RpcError) as caught:
                     await refused
                 assert caught.value.code is ErrorCode.CARD_OFFLINE
+            for unknown in (client.renew(b"l" * 16, 1000), client.release(b"l" * 16)):
+                with pytest.raises(RpcError) as caught:
+                    await unknown
+                assert caught.value.code is ErrorCode.UNKNOWN_LEASE
+            early = await client.hello("early")
+            assert early.card == CardInfo("", CardState.OFFLINE, 0, 0)
+            region = await client.attach_region(1 << 20)
+            region.view[:2] = b"xy"
             assert (await ask(home, "/healthz")).status_code == httpx.codes.OK
             not_ready = await ask(home, "/readyz")
             assert not_ready.status_code == httpx.codes.SERVICE_UNAVAILABLE
@@ -94,7 +104,14 @@ async def test_a_target_that_comes_later_than_the_gateway_is_waited_for(home: Pa
             assert "READY=1" not in manager.said
             async with target(home / "card.img", None, arguments=listens):
                 await manager.until("READY=1")
-                assert set(await client.store("", b"", KEYS, [b"x", b"y"])) == {"stored"}
+                hello = await client.hello("early")
+                assert hello.card.state is CardState.ONLINE
+                assert hello.card.uuid
+                assert replace(hello, card=early.card) == early
+                stored = await client.store_from("", b"", KEYS, [1, 1], region.token, [0, 1])
+                assert set(stored) == {"stored"}
+                assert (await client.load("", b"", KEYS)).payloads == [b"x", b"y"]
+                region.close()
                 assert (await ask(home, "/readyz")).status_code == httpx.codes.OK
                 await client.aclose()
                 gateway.send_signal(signal.SIGTERM)

@@ -6,7 +6,7 @@ import logging
 import os
 import uuid
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xkv_gateway import __version__
 from xkv_gateway.card.session import Phase
@@ -32,12 +32,32 @@ if TYPE_CHECKING:
 
     from xkv_gateway.card.session import CardSession
     from xkv_gateway.card.store import CardStore
+    from xkv_gateway.cardurl import CardUrl
     from xkv_gateway.target.attach import AttachedCard
     from xkv_gateway.target.keeping import TargetKeeper
     from xkv_rpc.messages import Limits
     from xkv_rpc.server import Server
 
 log = logging.getLogger(__name__)
+
+NO_CARD_YET: Final = CardInfo(uuid="", state=CardState.OFFLINE, block_bytes=0, capacity_bytes=0)
+"""What is told of a card that was not seen yet."""
+
+
+def hello_of(card: CardInfo, url: CardUrl, limits: Limits, regions: str) -> HelloReply:
+    """Return the reply to `hello` of a gateway with this card."""
+    target = None
+    if isinstance(url, TcpCardUrl | KernelCardUrl):
+        addresses = list(url.addresses) if isinstance(url, TcpCardUrl) else [url.address]
+        target = TargetInfo(url.nqn, url.nsid, addresses)
+    return HelloReply(
+        server=f"xkv-gateway {__version__}",
+        card=card,
+        limits=limits,
+        features=["region"],
+        regions=regions,
+        target=target,
+    )
 
 
 class Reporter:
@@ -94,24 +114,13 @@ class Reporter:
 
     def hello(self) -> HelloReply:
         """Return the reply to `hello`."""
-        device, url = self._attached.device, self._attached.url
-        return HelloReply(
-            server=f"xkv-gateway {__version__}",
-            card=CardInfo(
-                uuid=str(uuid.UUID(bytes=self._session.superblock.stamp.card_uuid)),
-                state=self._card_state(),
-                block_bytes=device.geometry.block_bytes,
-                capacity_bytes=self._session.superblock.layout.capacity_bytes,
-            ),
-            limits=self._limits,
-            features=["region"],
-            regions=self._addresses.regions,
-            target=TargetInfo(
-                url.nqn, url.nsid, list(url.addresses) if isinstance(url, TcpCardUrl) else [url.address]
-            )
-            if isinstance(url, TcpCardUrl | KernelCardUrl)
-            else None,
+        card = CardInfo(
+            uuid=str(uuid.UUID(bytes=self._session.superblock.stamp.card_uuid)),
+            state=self._card_state(),
+            block_bytes=self._attached.device.geometry.block_bytes,
+            capacity_bytes=self._session.superblock.layout.capacity_bytes,
         )
+        return hello_of(card, self._attached.url, self._limits, self._addresses.regions)
 
     def status(self) -> Status:
         """Return a snapshot of everything."""

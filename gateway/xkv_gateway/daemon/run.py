@@ -25,7 +25,7 @@ from xkv_gateway.daemon.card import adopt_rules, open_attached
 from xkv_gateway.daemon.lag import watch_lag
 from xkv_gateway.daemon.notify import Notifier
 from xkv_gateway.daemon.ports import CLOSE_GRACE_MS, CLOSE_LINGER_MS, PortOpener, Ports
-from xkv_gateway.daemon.report import Reporter
+from xkv_gateway.daemon.report import NO_CARD_YET, Reporter, hello_of
 from xkv_gateway.daemon.stopping import StopRequest
 from xkv_gateway.daemon.upkeep import Reloader, keep_told, sentence
 from xkv_gateway.daemon.waiting import answer_without_card, attach_when_there, waits
@@ -35,6 +35,7 @@ from xkv_gateway.service.admin import AdminServer, create_app, create_metrics_ap
 from xkv_gateway.service.control import ControlService
 from xkv_gateway.service.meter import Meter
 from xkv_gateway.service.metrics import AdminSources
+from xkv_gateway.service.waiting import NoCardYet
 from xkv_gateway.state import HostIdentity, configured_identity, lock_state_dir
 from xkv_gateway.target.attach import AttachedCard, attach, initiator_options
 from xkv_gateway.target.desired import desired_of
@@ -75,7 +76,6 @@ class _Parts:
     store: CardStore
     service: ControlService
     reporter: Reporter
-    meter: Meter
     admin: list[AdminServer]
     target: TargetKeeper | None
 
@@ -110,6 +110,8 @@ class Daemon:
         self._credentials = Path(credentials) if credentials else None
         self._storage = StorageNetworks(config.fabric.networks)
         self._lost: GatewayError | None = None
+        self._operator: Operator | None = None
+        self._meter = Meter(self._label)
 
     async def run(self, on_serving: Callable[[Status], None]) -> ExitCode:
         """Serve until SIGINT or SIGTERM; `on_serving` is called once everything answers.
@@ -184,11 +186,10 @@ class Daemon:
     ) -> AttachedCard:
         keys = read_host_keys(self._config.fabric, self._credentials)
         options = initiator_options(self._config.nvme, identity, keys)
+        url = self._card_url()
         attached = await attach_when_there(
-            partial(
-                attach, self._card_url(), options, self._storage, clock=self._clock, entropy=self._entropy
-            ),
-            partial(answer_without_card, ports, self._storage),
+            partial(attach, url, options, self._storage, clock=self._clock, entropy=self._entropy),
+            partial(answer_without_card, ports, self._storage, self._no_card_yet(url, ports)),
             self._notifier,
             wait=waits(self._config, self._notifier),
             before=None if target is None else target.first,
@@ -198,6 +199,10 @@ class Daemon:
         undo.push_async_callback(attached.aclose)
         self._stop.at_force.append(attached.kill)
         return attached
+
+    def _no_card_yet(self, url: CardUrl, ports: Ports) -> NoCardYet:
+        hello = partial(hello_of, NO_CARD_YET, url, self._limits, ports.addresses.regions)
+        return NoCardYet(hello, ports.regions, self._meter, self._clock)
 
     def _identity(self) -> HostIdentity:
         nvme = self._config.nvme
@@ -231,9 +236,9 @@ class Daemon:
             clock=self._clock,
             target=target,
         )
-        operator = Operator(session, store)
+        operator = self._operator = Operator(session, store)
         self._reloader.joined(partial(adopt_rules, store=store))
-        meter = Meter(partial(_label, operator))
+        self._meter.renamed()
         service = ControlService(
             store,
             reporter.hello,
@@ -241,10 +246,15 @@ class Daemon:
             self._limits,
             store_wait_ns=config.eviction.store_wait_ms * 1_000_000,
             inline_loads_bytes_max=INLINE_MESSAGES_READ_MAX * self._limits.inline_bytes,
-            meter=meter,
+            meter=self._meter,
         )
-        admin = _admin(ports, AdminSources(reporter, meter, operator, self._clock), self._storage)
-        return _Parts(ports, attached, session, store, service, reporter, meter, admin, target)
+        admin = _admin(ports, AdminSources(reporter, self._meter, operator, self._clock), self._storage)
+        return _Parts(ports, attached, session, store, service, reporter, admin, target)
+
+    def _label(self, scope: bytes) -> str | None:
+        """Return the name under which a tenant is counted: those that have no counters of their own have none."""
+        tenant = None if self._operator is None else self._operator.tenant(scope)
+        return None if tenant is None or tenant.counters is None else tenant.name
 
     # --- serve and stop -------------------------------------------------------------------------------------
 
@@ -257,7 +267,7 @@ class Daemon:
             target = None
             if parts.target is not None:
                 target = tasks.create_task(parts.target.run(), name="target")
-            lag = tasks.create_task(watch_lag(self._clock, parts.meter.lagged), name="lag")
+            lag = tasks.create_task(watch_lag(self._clock, self._meter.lagged), name="lag")
             told = tasks.create_task(keep_told(self._notifier, parts.reporter.status), name="told")
             stopped = asyncio.create_task(self._stop.wait(), name="stop")
             owned = asyncio.create_task(parts.session.owned_soon(), name="owned")
@@ -326,12 +336,6 @@ async def _drain(parts: _Parts) -> bool:
     for admin in parts.admin:
         admin.stop()
     return drained
-
-
-def _label(operator: Operator, scope: bytes) -> str | None:
-    """Return the name under which a tenant is counted: those that have no counters of their own have none."""
-    tenant = operator.tenant(scope)
-    return None if tenant.counters is None else tenant.name
 
 
 def _admin(ports: Ports, sources: AdminSources, storage: StorageNetworks) -> list[AdminServer]:

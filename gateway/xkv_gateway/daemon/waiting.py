@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.errors import CardAwayError
 from xkv_gateway.service.admin import AdminServer, guarded, open_to_all
-from xkv_gateway.service.waiting import NoCardYet, NoCardYetApp
+from xkv_gateway.service.waiting import NoCardYetApp
 from xkv_nvmeof.initiator_retry import Backoff, ReconnectLog
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from xkv_gateway.daemon.ports import Ports
     from xkv_gateway.networks import StorageNetworks
     from xkv_gateway.target.attach import AttachedCard
+    from xkv_rpc.calls import Handler
 
 log = logging.getLogger(__name__)
 
@@ -107,9 +108,9 @@ async def _bounded(attempt: Callable[[], Awaitable[AttachedCard]]) -> AttachedCa
 
 @contextlib.asynccontextmanager
 async def answer_without_card(
-    ports: Ports, storage: StorageNetworks, reason: Callable[[], str]
+    ports: Ports, storage: StorageNetworks, service: Handler, reason: Callable[[], str]
 ) -> AsyncIterator[None]:
-    """Have the ports answered inside the block, by those who have no card."""
+    """Have the admin port answered inside the block, and the control port until the gate opens, by those who have no card."""
     app = NoCardYetApp(reason)
     servers = [
         AdminServer(guarded(app, ports.admin_bind, ports.tokens.now, storage), ports.admin_listener.dup())
@@ -120,11 +121,10 @@ async def answer_without_card(
         little = NoCardYetApp(lambda: "nobody answers for it")
         servers.append(AdminServer(open_to_all(little, storage), ports.metrics_listener.dup()))
     tasks = [asyncio.create_task(server.run(), name="waiting") for server in servers]
-    ports.gate.stand_in(NoCardYet(ports.regions))
+    ports.gate.stand_in(service)
     try:
         yield
     finally:
-        ports.gate.stand_in(None)
         for server in servers:
             server.stop()
         await asyncio.wait(tasks)

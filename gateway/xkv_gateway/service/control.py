@@ -150,8 +150,7 @@ class ControlService:
             message = "the journal is being relieved by a checkpoint"
             self._refuse(call, RpcError(ErrorCode.BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS))
         except UnknownLease:
-            message = "no such lease, or it can no longer be kept"
-            self._refuse(call, RpcError(ErrorCode.UNKNOWN_LEASE, message, field="lease"))
+            self._refuse(call, unknown_lease())
         except Exception:  # noqa: BLE001 - the boundary of a control request (with `_guarded`, its asynchronous half)
             self._refuse(call, _internal(call))
 
@@ -227,7 +226,7 @@ class ControlService:
         lease = None if request.lease is None else LeaseId(request.lease)
         keys = BeginLoad(request.ns, request.scope, request.keys, lease)
         if request.region is not None:
-            region = self._region(request.region)
+            region = region_of(self._regions, request.region)
             rooms = views_of(region, request.offsets, request.lengths)
             load = Load(self._store, keys, rooms)
             region.pin()
@@ -271,7 +270,7 @@ class ControlService:
         region: Region | None = None
         payloads = call.payloads
         if request.region is not None:
-            region = self._region(request.region)
+            region = region_of(self._regions, request.region)
             payloads = views_of(region, request.offsets, request.sizes)
         keys = BeginStore(request.ns, request.scope, request.keys, request.sizes)
         save = Save(self._store, keys, payloads, self._store.clock() + self._store_wait_ns)
@@ -285,14 +284,6 @@ class ControlService:
         results = [status.value for status in await save.run()]
         call.reply(m.StoreReply(results))
         self._meter.stored(cast("m.Store", call.request), results, self._store.clock())
-
-    def _region(self, token: bytes) -> Region:
-        region = self._regions.find(token)
-        if region is None:
-            raise RpcError(
-                ErrorCode.UNKNOWN_REGION, "no such region: its connection was closed", field="region"
-            )
-        return region
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
@@ -373,6 +364,19 @@ def _footprint(request: m.Request) -> Footprint | None:
             return Footprint(request.ns, request.scope, request.keys, writes=True)
         case _:
             return None
+
+
+def unknown_lease() -> RpcError:
+    """Return what is said of a lease that cannot be renewed or released."""
+    return RpcError(ErrorCode.UNKNOWN_LEASE, "no such lease, or it can no longer be kept", field="lease")
+
+
+def region_of(regions: Regions, token: bytes) -> Region:
+    """Return the region of this token. Raises RpcError: there is none (any more)."""
+    region = regions.find(token)
+    if region is None:
+        raise RpcError(ErrorCode.UNKNOWN_REGION, "no such region: its connection was closed", field="region")
+    return region
 
 
 def views_of(region: Region, offsets: list[int], lengths: list[int]) -> list[memoryview]:

@@ -1,7 +1,7 @@
 """The control port's front: it is open before the card is, so that a taken port is found before a card is touched.
 
 What arrives early waits, in order, for as long as the start takes. The server bounds how much that can be. Where the start
-itself has to wait for a card, somebody stands in who answers at once.
+itself has to wait for a card, somebody stands in who answers at once, from then on until the service is there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ class Gate:
         else:
             self._early.append(call)
 
-    def stand_in(self, service: Handler | None) -> None:
-        """Let somebody answer who has no card, beginning with what has waited; None: let it wait again."""
+    def stand_in(self, service: Handler) -> None:
+        """Let somebody answer who has no card until `open`, beginning with what has waited."""
         self._stand_in = service
-        if service is not None:
-            self._answer_early(service)
+        self._answer_early(service)
 
     def open(self, service: Handler) -> None:
         """Serve from now on, beginning with what has waited."""

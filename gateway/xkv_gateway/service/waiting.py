@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from starlette.responses import JSONResponse, Response
 
 from xkv_gateway.core.types import LoadStatus
-from xkv_gateway.service.control import views_of
+from xkv_gateway.service.control import region_of, unknown_lease, views_of
 from xkv_gateway.service.metric_status import readiness_families
 from xkv_gateway.service.metrics import CONTENT_TYPE, family_text
 from xkv_gateway.service.problems import RETRY, error_response
@@ -21,55 +21,79 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from xkv_gateway.service.control import Regions
+    from xkv_gateway.service.meter import Meter
     from xkv_rpc.calls import Call
 
 RETRY_AFTER_MS: Final = 1000
 
 
 class NoCardYet:
-    """Answers the control port: lookups and loads miss at once, everything that needs a card is `card_offline`.
+    """Answers the control port as the service does whose card is offline: lookups and loads miss at once, what writes is refused.
 
     Args:
+        hello: makes the reply to `hello`.
         regions: the regions that clients have attached.
+        meter: counts what is done.
+        clock: monotonic ns.
     """
 
-    def __init__(self, regions: Regions) -> None:
+    def __init__(
+        self, hello: Callable[[], m.HelloReply], regions: Regions, meter: Meter, clock: Callable[[], int]
+    ) -> None:
+        self._hello = hello
         self._regions = regions
+        self._meter = meter
+        self._clock = clock
 
     def handle(self, call: Call) -> None:
         """Take a request (see `xkv_rpc.calls.Handler`)."""
         request = call.request
-        match request:
-            case m.Ping():
-                call.reply(m.PingReply())
-            case m.Lookup():
-                each = request.mode is m.LookupMode.EACH
-                call.reply(m.LookupReply(0, [None] * len(request.keys) if each else []))
-            case m.Load():
-                try:
-                    self._zero(request)
-                except RpcError as error:
-                    call.fail(error)
+        try:
+            match request:
+                case m.Hello():
+                    call.reply(self._hello())
+                    # A client says it once on a connection, and is counted under it when the card has come.
+                    self._meter.hello(call.peer, request)
                     return
-                call.reply(
-                    m.LoadReply([LoadStatus.MISS.value] * len(request.keys), [None] * len(request.keys))
-                )
-            case _:
-                message = "the gateway has started and waits for its card; try again later"
-                call.fail(RpcError(ErrorCode.CARD_OFFLINE, message, retry_after_ms=RETRY_AFTER_MS))
+                case m.Ping():
+                    call.reply(m.PingReply())
+                    return
+                case m.Lookup():
+                    each = request.mode is m.LookupMode.EACH
+                    call.reply(m.LookupReply(0, [None] * len(request.keys) if each else []))
+                    self._meter.lookup(call, request, 0, self._clock())
+                    return
+                case m.Load():
+                    self._zero(request)
+                    nothing = [LoadStatus.MISS.value] * len(request.keys)
+                    call.reply(m.LoadReply(nothing, [None] * len(request.keys)))
+                case m.Store():
+                    self._views(request.region, request.offsets, request.sizes)
+                    raise _no_card()
+                case m.Delete():
+                    raise _no_card()
+                case m.Renew() | m.Release():
+                    # None was granted by this run, and those of the run before ended with it.
+                    raise unknown_lease()
+                case _:
+                    assert_never(request)
+        except RpcError as error:
+            call.fail(error)
+        self._meter.took(call, self._clock())
+
+    def _views(self, token: bytes | None, offsets: list[int], lengths: list[int]) -> list[memoryview]:
+        """Return those ranges of a region, none where none is named. Raises RpcError."""
+        return [] if token is None else views_of(region_of(self._regions, token), offsets, lengths)
 
     def _zero(self, request: m.Load) -> None:
         """Zero the ranges of a load, as where nothing was found."""
-        if request.region is None:
-            return
-        region = self._regions.find(request.region)
-        if region is None:
-            raise RpcError(
-                ErrorCode.UNKNOWN_REGION, "no such region: its connection was closed", field="region"
-            )
-        for view in views_of(region, request.offsets, request.lengths):
+        for view in self._views(request.region, request.offsets, request.lengths):
             view[:] = bytes(len(view))
-            view.release()
+
+
+def _no_card() -> RpcError:
+    message = "the gateway has started and has no card yet; try again later"
+    return RpcError(ErrorCode.CARD_OFFLINE, message, retry_after_ms=RETRY_AFTER_MS)
 
 
 class NoCardYetApp:
