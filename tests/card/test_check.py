@@ -127,6 +127,24 @@ def test_an_older_copy_of_the_superblock_is_a_note() -> None:
     Bench().play(work)
 
 
+@pytest.mark.parametrize("copy", [0, 1])
+def test_an_older_copy_of_another_card_is_told_as_that_and_written_anew(copy: int) -> None:
+    async def work(bench: Bench) -> None:
+        superblock = await used(bench)
+        stamp = replace(superblock.stamp, card_uuid=bytes(range(16)))
+        foreign = replace(superblock, sequence=superblock.sequence - 1, stamp=stamp)
+        bench.overwrite((0, LAST)[copy], superblock_format.encode(foreign, copy))
+        report = await checked(bench)
+        assert (codes(report), notes(report)) == (set(), {"superblock_foreign"})
+        assert "00010203-0405-0607-0809-0a0b0c0d0e0f" in report.notes[0].detail
+        run = await bench.open_owned()
+        assert await run.stop()
+        report = await checked(bench)
+        assert (report.notes, report.counts["objects"]) == ([], OBJECTS)
+
+    Bench().play(work)
+
+
 def test_what_is_no_card_of_ours_is_one_finding_that_says_what_it_is() -> None:
     async def work(bench: Bench) -> None:
         assert codes(await checked(bench)) == {"blank"}

@@ -83,18 +83,22 @@ async def test_a_process_that_says_nothing_in_time_is_told_as_such(
     await card.aclose()
 
 
+@pytest.mark.parametrize("read_only", [False, True])
 async def test_a_file_that_is_no_soft_card_is_left_alone_and_the_advice_holds_for_every_command(
-    tmp_path: Path,
+    tmp_path: Path, *, read_only: bool
 ) -> None:
     path = tmp_path / "photos.tar"
     path.write_bytes(b"\x5a" * (64 << 20))
-    card = SoftCard(path, None, clock=time.monotonic_ns)
+    card = SoftCard(path, None, clock=time.monotonic_ns, read_only=read_only)
     with pytest.raises(CardUnavailableError, match="not a soft card") as refused:
         await card.start()
     await card.aclose()
     assert refused.value.advice is not None
     assert "left alone" in refused.value.advice
     assert "--card" not in refused.value.advice, "the commands of `card` have no such flag"
+    assert ("soft:PATH" in refused.value.advice) is not read_only, (
+        "who looks at a card has no use for another"
+    )
     assert path.stat().st_size == 64 << 20
     assert path.read_bytes().count(0x5A) == 64 << 20
 

@@ -52,6 +52,7 @@ CODES: Final = {
 NOTES: Final = {
     "unclean": "the last run did not end in order",
     "superblock_older": "one copy is older: a run ended between its two writes",
+    "superblock_foreign": "one copy is older and of another card: a format ended between its two writes, or somebody copied it there",
     "superblock_unwritten": "one copy was never written: a format ended between its two writes",
     "heartbeat_unreadable": "the heartbeat is damaged or of another card; it costs nothing",
     "table_unfinished": "a checkpoint or ledger that was begun and never completed",
@@ -125,6 +126,8 @@ def judge_other_copy(report: Report, copy: int, fault: FormatError | None, *, bl
     where = f"superblock copy {copy}"
     if fault is None:
         report.note("superblock_older", where, "the next start writes it anew")
+    elif isinstance(fault, ForeignCard):
+        report.note("superblock_foreign", where, f"{fault.detail}; the next start writes it anew")
     elif blank:
         report.note("superblock_unwritten", where, "the next start writes it")
     else:

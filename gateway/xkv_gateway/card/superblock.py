@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from xkv_gateway.card import layout as layout_module
 from xkv_gateway.card.format_errors import (
     BadMagic,
     CopiesDisagree,
+    ForeignCard,
     FormatError,
     GeometryChanged,
     NoSuperblock,
@@ -170,7 +172,8 @@ class Chosen:
     superblock: Superblock
     copy: int
     faults: dict[int, FormatError | None]
-    """What is wrong with the other copy, by copy number (None: only older). Empty: both are the same."""
+    """What is wrong with the other copy, by copy number (None: only older; ForeignCard: older, and another card's). Empty: both are
+    the same."""
     contested: bool
     """Not to be taken for clean, whatever it says."""
 
@@ -217,9 +220,14 @@ def _newest(first: Superblock, second: Superblock) -> Chosen:
         return Chosen(
             first if first_wins else second, int(not first_wins), {int(first_wins): None}, contested=True
         )
-    if first.sequence > second.sequence:
-        return Chosen(first, 0, {1: None}, contested=False)
-    return Chosen(second, 1, {0: None}, contested=False)
+    copy = int(first.sequence < second.sequence)
+    newest, other = (second, first) if copy else (first, second)
+    fault = None
+    if other.stamp.card_uuid != newest.stamp.card_uuid:
+        fault = ForeignCard(
+            SUPERBLOCK.name, "card_uuid", f"it is of the card {UUID(bytes=other.stamp.card_uuid)}"
+        )
+    return Chosen(newest, copy, {1 - copy: fault}, contested=False)
 
 
 @dataclass(frozen=True, slots=True)

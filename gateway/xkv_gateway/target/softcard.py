@@ -42,6 +42,8 @@ BACKOFF_MAX_S: Final = 5.0
 STEADY_S: Final = 10.0
 """A process that lived this long starts again without delay when it dies."""
 
+LOOK_ADVICE: Final = "The file was left alone. If a gateway or a command has it, end that first."
+
 READY_LINE_BYTES_MAX: Final = 4096
 LOG_LINE_CHARS_MAX: Final = 500
 LOG_LINES_PER_PERIOD: Final = 20
@@ -153,7 +155,9 @@ class SoftCard:
             words = f"it did not answer within {START_TIMEOUT_S:.0f} s" if late else self._last_words()
             raise CardUnavailableError(
                 f"the soft card {self._path} did not start: {words}",
-                advice="The file was left alone. If a gateway or a command has it, end that; else name another: soft:PATH?size=16GiB",
+                advice=LOOK_ADVICE
+                if self._read_only
+                else f"{LOOK_ADVICE} Another file can be named: soft:PATH?size=16GiB",
             )
         self._started_ns = self._clock()
         return ready

@@ -71,6 +71,11 @@ def judge(view: View, peer: Peer, *, root: bool, fabrics: bool, tcp: bool) -> Ca
     return Cause.STRANGER if strangers_at(view, peer) else Cause.REFUSED
 
 
+def may_connect() -> bool:
+    """Tell whether this process may have Linux connect; else nvme-cli is not run at all."""
+    return os.geteuid() == 0 or os.access(FABRICS, os.W_OK, effective_ids=True)
+
+
 def connect_options(options: InitiatorOptions, *, for_ever: bool) -> ConnectOptions:
     """Return how Linux is to treat the connection. Linux cannot negotiate digests: "preferred" is off.
 
@@ -134,6 +139,9 @@ class FabricLink:
     async def _connect(self, peer: Peer) -> None:
         """Have nvme-cli connect; a path that was not there before is ours, whatever nvme-cli says."""
         self._ours = None
+        if not may_connect():
+            # Somebody who may will do it: that is waited for, and looking costs nothing.
+            raise NotConnected(f"{peer.address}: {Cause.NOT_ROOT.value}", cause=Cause.NOT_ROOT)
         ended: Ended | None = None
         failure: ConnectFailed | None = None
         arguments = connect_arguments(peer, connect_options(self._options, for_ever=self._for_ever))

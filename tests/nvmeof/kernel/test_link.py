@@ -209,6 +209,26 @@ async def test_a_controller_that_took_the_name_over_is_not_disconnected(bench: B
     assert bench.said() == ["connect"]
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_who_may_not_connect_only_looks_whether_somebody_else_has(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(link_module, "FABRICS", tmp_path / "nvme-fabrics")
+    if allowed:
+        (tmp_path / "nvme-fabrics").touch()
+    bench.park()
+    link = bench.link()
+    for _ in range(3):
+        with pytest.raises(NotConnected) as caught:
+            await up(link)
+        assert caught.value.cause is Cause.NOT_ROOT
+    assert bench.said() == ["connect"] * 3 * allowed
+    (bench.fake.root / "parked").rename(bench.fake.root / "class/nvme-subsystem/nvme-subsys0")
+    assert (await up(link))[0] == "nvme0"
+    assert not link.ours
+
+
 def test_the_cause_is_made_of_facts() -> None:
     facts = {"root": True, "fabrics": True, "tcp": True}
     assert judge((), PEER, **facts) is Cause.REFUSED
