@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from xkv_rpc.client_codec import LoadResult, load_result
 from xkv_rpc.messages import (
+    Abort,
+    Commit,
+    CommitReply,
     Delete,
     DeleteReply,
     Hello,
@@ -22,6 +25,8 @@ from xkv_rpc.messages import (
     RenewReply,
     Reply,
     Request,
+    Reserve,
+    ReserveReply,
     Store,
     StoreReply,
     StoreStatus,
@@ -80,10 +85,11 @@ class BlockingCalls:
         *,
         mode: LookupMode = LookupMode.PREFIX,
         lease_ms: int = 0,
+        extents: bool = False,
         timeout_ms: int | None = None,
     ) -> LookupReply:
-        """Ask which keys are held; with `lease_ms`, and keep them there for so long."""
-        reply, _ = self.call(Lookup(ns, scope, keys, mode, lease_ms), timeout_ms=timeout_ms)
+        """Ask which keys are held; with `lease_ms`, and keep them there for so long; with `extents`, and say where (direct)."""
+        reply, _ = self.call(Lookup(ns, scope, keys, mode, lease_ms, extents), timeout_ms=timeout_ms)
         return _as(LookupReply, reply)
 
     def load(
@@ -161,6 +167,31 @@ class BlockingCalls:
         """End a lease."""
         self.call(Release(lease), timeout_ms=timeout_ms)
 
+    def reserve(
+        self,
+        ns: str,
+        scope: bytes,
+        keys: list[bytes],
+        sizes: list[int],
+        *,
+        ttl_ms: int,
+        timeout_ms: int | None = None,
+    ) -> ReserveReply:
+        """Have room made that the caller writes to itself (direct). It may be written to until `ttl_ms` after this call was made."""
+        reply, _ = self.call(Reserve(ns, scope, keys, sizes, ttl_ms), timeout_ms=timeout_ms)
+        return _as(ReserveReply, reply)
+
+    def commit(
+        self, ticket: bytes, checksums: Sequence[int | None], *, timeout_ms: int | None = None
+    ) -> list[StoreStatus]:
+        """Say that the reserved keys are written and flushed; XXH3-64 of each, None: it is read back. May be repeated."""
+        reply, _ = self.call(Commit(ticket, list(checksums)), timeout_ms=timeout_ms)
+        return [StoreStatus(result) for result in _as(CommitReply, reply).results]
+
+    def abort(self, ticket: bytes, *, settled: bool, timeout_ms: int | None = None) -> None:
+        """Give reserved room back; `settled`: all writes to it have been answered, on associations that have not ended."""
+        self.call(Abort(ticket, settled), timeout_ms=timeout_ms)
+
 
 class AsyncCalls:
     """Every method: `timeout_ms` is the whole call's deadline, None for the client's own.
@@ -202,10 +233,11 @@ class AsyncCalls:
         *,
         mode: LookupMode = LookupMode.PREFIX,
         lease_ms: int = 0,
+        extents: bool = False,
         timeout_ms: int | None = None,
     ) -> LookupReply:
-        """Ask which keys are held; with `lease_ms`, and keep them there for so long."""
-        reply, _ = await self.call(Lookup(ns, scope, keys, mode, lease_ms), timeout_ms=timeout_ms)
+        """Ask which keys are held; with `lease_ms`, and keep them there for so long; with `extents`, and say where (direct)."""
+        reply, _ = await self.call(Lookup(ns, scope, keys, mode, lease_ms, extents), timeout_ms=timeout_ms)
         return _as(LookupReply, reply)
 
     async def load(
@@ -282,3 +314,28 @@ class AsyncCalls:
     async def release(self, lease: bytes, *, timeout_ms: int | None = None) -> None:
         """End a lease."""
         await self.call(Release(lease), timeout_ms=timeout_ms)
+
+    async def reserve(
+        self,
+        ns: str,
+        scope: bytes,
+        keys: list[bytes],
+        sizes: list[int],
+        *,
+        ttl_ms: int,
+        timeout_ms: int | None = None,
+    ) -> ReserveReply:
+        """Have room made that the caller writes to itself (direct). It may be written to until `ttl_ms` after this call was made."""
+        reply, _ = await self.call(Reserve(ns, scope, keys, sizes, ttl_ms), timeout_ms=timeout_ms)
+        return _as(ReserveReply, reply)
+
+    async def commit(
+        self, ticket: bytes, checksums: Sequence[int | None], *, timeout_ms: int | None = None
+    ) -> list[StoreStatus]:
+        """Say that the reserved keys are written and flushed; XXH3-64 of each, None: it is read back. May be repeated."""
+        reply, _ = await self.call(Commit(ticket, list(checksums)), timeout_ms=timeout_ms)
+        return [StoreStatus(result) for result in _as(CommitReply, reply).results]
+
+    async def abort(self, ticket: bytes, *, settled: bool, timeout_ms: int | None = None) -> None:
+        """Give reserved room back; `settled`: all writes to it have been answered, on associations that have not ended."""
+        await self.call(Abort(ticket, settled), timeout_ms=timeout_ms)

@@ -6,7 +6,7 @@ status counts as a miss or a failure, an unknown error code as an internal one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import msgpack
@@ -16,8 +16,12 @@ from xkv_rpc.errors import BadReplyError, ErrorCode, RpcError
 from xkv_rpc.messages import (
     OP_OF,
     PROTOCOL_VERSION,
+    Abort,
+    AbortReply,
     CardInfo,
     CardState,
+    Commit,
+    CommitReply,
     Delete,
     DeleteReply,
     Hello,
@@ -37,6 +41,8 @@ from xkv_rpc.messages import (
     RenewReply,
     Reply,
     Request,
+    Reserve,
+    ReserveReply,
     Store,
     StoreReply,
     StoreStatus,
@@ -50,7 +56,10 @@ Fields: TypeAlias = dict[str, Any]
 _T = TypeVar("_T")
 
 _LOAD_STATUS: Final = {status.value: status for status in LoadStatus}
-_STORE_STATUS: Final = {status.value: status for status in StoreStatus}
+_RESERVE_STATUS: Final = {status.value: status for status in StoreStatus}
+_STORE_STATUS: Final = {
+    value: status for value, status in _RESERVE_STATUS.items() if status is not StoreStatus.RESERVED
+}
 _CARD_STATE: Final = {state.value: state for state in CardState}
 _ERROR_CODE: Final = {code.value: code for code in ErrorCode}
 _SIZE_TYPES: Final = {int, type(None)}
@@ -74,6 +83,8 @@ def _lookup(request: Lookup) -> Fields:
         fields["mode"] = request.mode.value
     if request.lease_ms:
         fields["lease_ms"] = request.lease_ms
+    if request.extents:
+        fields["extents"] = True
     return fields
 
 
@@ -110,6 +121,15 @@ REQUEST_FIELDS: Final[dict[type[Request], Callable[[Any], Fields]]] = {
     Delete: lambda r: {"ns": r.ns, "scope": r.scope, "keys": r.keys},
     Renew: lambda r: {"lease": r.lease, "lease_ms": r.lease_ms},
     Release: lambda r: {"lease": r.lease},
+    Reserve: lambda r: {
+        "ns": r.ns,
+        "scope": r.scope,
+        "keys": r.keys,
+        "sizes": r.sizes,
+        "ttl_ms": r.ttl_ms,
+    },
+    Commit: lambda r: {"ticket": r.ticket, "checksums": r.checksums},
+    Abort: lambda r: {"ticket": r.ticket, "settled": r.settled},
 }
 
 
@@ -236,7 +256,9 @@ def _hello_reply(_: Request, fields: Fields) -> HelloReply:
             _get(target, "nqn", str),
             _get(target, "nsid", int),
             [str(a) for a in _get(target, "addresses", list)],
+            _optional(target, "host_id", bytes),
         ),
+        direct_grace_ms=_optional(fields, "direct_grace_ms", int),
     )
 
 
@@ -246,7 +268,25 @@ def _lookup_reply(request: Lookup, fields: Fields) -> LookupReply:
         raise BadReplyError("more hits than keys")
     prefix = request.mode is LookupMode.PREFIX
     sizes = _hit_sizes(fields, hits) if prefix else _sizes(fields, len(request.keys))
-    return LookupReply(hits, sizes, _optional(fields, "lease", bytes), _get(fields, "lease_ms", int))
+    reply = LookupReply(hits, sizes, _optional(fields, "lease", bytes), _get(fields, "lease_ms", int))
+    if not request.extents or reply.lease is None:
+        return reply
+    extents, checksums = _get(fields, "extents", list), _get(fields, "checksums", list)
+    if len(extents) != hits or len(checksums) != hits or not all(map(is_uint64, checksums)):
+        raise BadReplyError("not one list of extents, and one checksum, for each hit")
+    held = [size for size in sizes if size is not None]
+    for ranges, size in zip(extents, held, strict=True):
+        _require_ranges(ranges, size)
+    return replace(reply, extents=extents, checksums=checksums)
+
+
+def _require_ranges(ranges: object, size_bytes: int) -> None:
+    """Refuse what is not a list of ranges that has room for so many bytes: it would be read, or written, by the client itself."""
+    good = type(ranges) is list and all(
+        type(pair) is list and len(pair) == 2 and all(map(is_uint64, pair)) for pair in ranges
+    )
+    if not good or sum(pair[1] for pair in ranges) < size_bytes:  # type: ignore[attr-defined]  # it is a list
+        raise BadReplyError("extents of the reply are not ranges that hold the object")
 
 
 def _results(fields: Fields, statuses: Mapping[str, _T], unknown: _T, count: int) -> list[_T]:
@@ -268,6 +308,24 @@ def _store_reply(request: Store, fields: Fields) -> StoreReply:
     return StoreReply([*_results(fields, _STORE_STATUS, StoreStatus.IO_ERROR, len(request.keys))])
 
 
+def _reserve_reply(request: Reserve, fields: Fields) -> ReserveReply:
+    count = len(request.keys)
+    results = _results(fields, _RESERVE_STATUS, StoreStatus.IO_ERROR, count)
+    ticket, extents = _optional(fields, "ticket", bytes), _get(fields, "extents", list)
+    if len(extents) != count:
+        raise BadReplyError("`extents` of the reply is not one a key")
+    for status, size, ranges in zip(results, request.sizes, extents, strict=True):
+        if status is StoreStatus.RESERVED:
+            _require_ranges(ranges, size)
+    if ticket is None and StoreStatus.RESERVED in results:
+        raise BadReplyError("keys are reserved, and there is no ticket")
+    return ReserveReply([*results], ticket, extents)
+
+
+def _commit_reply(request: Commit, fields: Fields) -> CommitReply:
+    return CommitReply([*_results(fields, _STORE_STATUS, StoreStatus.IO_ERROR, len(request.checksums))])
+
+
 _PARSERS: Final[dict[type[Request], Callable[[Any, Fields], Reply]]] = {
     Hello: _hello_reply,
     Ping: lambda _, __: PingReply(),
@@ -277,6 +335,9 @@ _PARSERS: Final[dict[type[Request], Callable[[Any, Fields], Reply]]] = {
     Delete: lambda _, fields: DeleteReply(_get(fields, "deleted", int)),
     Renew: lambda _, fields: RenewReply(_get(fields, "lease_ms", int)),
     Release: lambda _, __: ReleaseReply(),
+    Reserve: _reserve_reply,
+    Commit: _commit_reply,
+    Abort: lambda _, __: AbortReply(),
 }
 
 

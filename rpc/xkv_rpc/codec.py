@@ -20,6 +20,8 @@ from xkv_rpc.messages import (
     PROTOCOL_VERSION,
     SCOPE_BYTES_MAX,
     TEXT_BYTES_MAX,
+    Abort,
+    Commit,
     Delete,
     Hello,
     Limits,
@@ -30,6 +32,7 @@ from xkv_rpc.messages import (
     Release,
     Renew,
     Request,
+    Reserve,
     Store,
 )
 
@@ -54,6 +57,9 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "delete": _IDENTITY,
     "renew": ("lease", "lease_ms"),
     "release": ("lease",),
+    "reserve": (*_IDENTITY, "sizes", "ttl_ms"),
+    "commit": ("ticket", "checksums"),
+    "abort": ("ticket", "settled"),
 }
 OPTIONAL: Final[dict[str, tuple[str, ...]]] = {
     "hello": ("model", "tokens_per_key"),
@@ -64,6 +70,9 @@ OPTIONAL: Final[dict[str, tuple[str, ...]]] = {
     "delete": (),
     "renew": (),
     "release": (),
+    "reserve": (),
+    "commit": (),
+    "abort": (),
 }
 _ALLOWED: Final = {op: _HEADER.union(REQUIRED[op], OPTIONAL[op]) for op in REQUIRED}
 _MODES: Final = {mode.value: mode for mode in LookupMode}
@@ -90,10 +99,11 @@ def _pairs(pairs: list[tuple[Any, Any]]) -> Fields:
 
 
 class RequestDecoder:
-    """Turns a header, and the lengths of the payload frames that came with it, into a request."""
+    """Turns a header, and the lengths of the payload frames that came with it, into a request; `direct`: that is offered."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, direct: bool = False) -> None:
         self._limits = limits
+        self._direct = direct
         # Key with its length header, and three integers for each key at their longest.
         self._header_bytes_max = limits.keys * (KEY_BYTES_MAX + 3 + 3 * 9) + 4096
         self._decoders: dict[str, Callable[[Fields, Sequence[int]], Request]] = {
@@ -106,6 +116,8 @@ class RequestDecoder:
             "renew": self._renew,
             "release": self._release,
         }
+        if direct:
+            self._decoders |= {"reserve": self._reserve, "commit": self._commit, "abort": self._abort}
 
     def decode(self, header: bytes, payload_lengths: Sequence[int]) -> tuple[int, Request]:
         """Decode one request.
@@ -186,10 +198,13 @@ class RequestDecoder:
                 raise bad_request("mode", "neither prefix nor each")
             mode = _MODES[name]
         lease_ms = min(_uint(fields, "lease_ms"), self._limits.lease_ms) if "lease_ms" in fields else 0
-        if "extents" in fields and _exact(fields, "extents", bool, "a boolean"):
+        extents = "extents" in fields and _exact(fields, "extents", bool, "a boolean")
+        if extents and not self._direct:
             raise bad_request("extents", "the feature `direct` is not offered")
+        if extents and not lease_ms:
+            raise bad_request("extents", "they stay where they are under a lease only")
         _no_payloads(lengths)
-        return Lookup(ns, scope, keys, mode, lease_ms)
+        return Lookup(ns, scope, keys, mode, lease_ms, extents)
 
     def _load(self, fields: Fields, lengths: Sequence[int]) -> Request:
         ns, scope, keys = self._identity(fields)
@@ -206,11 +221,7 @@ class RequestDecoder:
 
     def _store(self, fields: Fields, lengths: Sequence[int]) -> Request:
         ns, scope, keys = self._identity(fields)
-        if len(set(keys)) != len(keys):
-            raise bad_request("keys", "a key occurs twice")
-        sizes = _uints(fields, "sizes", len(keys))
-        if sizes and max(sizes) > self._limits.object_bytes:
-            raise too_large("sizes", f"more than {self._limits.object_bytes} bytes an object")
+        sizes = self._sizes(fields, keys)
         if "region" in fields:
             region = _binary(fields, "region")
             starts = _uints(fields, "offsets", len(keys))
@@ -243,6 +254,40 @@ class RequestDecoder:
         lease = _binary(fields, "lease")
         _no_payloads(lengths)
         return Release(lease)
+
+    def _reserve(self, fields: Fields, lengths: Sequence[int]) -> Request:
+        ns, scope, keys = self._identity(fields)
+        sizes = self._sizes(fields, keys)
+        ttl_ms = _uint(fields, "ttl_ms")
+        if ttl_ms == 0:
+            raise bad_request("ttl_ms", "a ticket lives for at least 1 ms")
+        _no_payloads(lengths)
+        return Reserve(ns, scope, keys, sizes, min(ttl_ms, self._limits.lease_ms))
+
+    @staticmethod
+    def _commit(fields: Fields, lengths: Sequence[int]) -> Request:
+        ticket = _binary(fields, "ticket")
+        checksums = cast("list[int | None]", _exact(fields, "checksums", list, "an array"))
+        if not all(each is None or is_uint64(each) for each in checksums):
+            raise bad_request("checksums", "an element is neither nil nor an unsigned 64-bit integer")
+        _no_payloads(lengths)
+        return Commit(ticket, checksums)
+
+    @staticmethod
+    def _abort(fields: Fields, lengths: Sequence[int]) -> Request:
+        ticket = _binary(fields, "ticket")
+        settled = _exact(fields, "settled", bool, "a boolean")
+        _no_payloads(lengths)
+        return Abort(ticket, settled)
+
+    def _sizes(self, fields: Fields, keys: list[bytes]) -> list[int]:
+        """Read what objects are to come: each key once, with its size."""
+        if len(set(keys)) != len(keys):
+            raise bad_request("keys", "a key occurs twice")
+        sizes = _uints(fields, "sizes", len(keys))
+        if sizes and max(sizes) > self._limits.object_bytes:
+            raise too_large("sizes", f"more than {self._limits.object_bytes} bytes an object")
+        return sizes
 
     def _identity(self, fields: Fields) -> tuple[str, bytes, list[bytes]]:
         ns = _text(fields, "ns", NAMESPACE_BYTES_MAX)

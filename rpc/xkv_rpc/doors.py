@@ -59,13 +59,15 @@ class Grant:
     """The operator's name for the key; empty: no key was needed."""
     namespaces: frozenset[str] | None
     """None: every namespace."""
+    direct: bool = False
+    """Whether its holder may read and write the card itself, all of it. No key grants that: it would grant every namespace."""
 
     def covers(self, namespace: str) -> bool:
         """Return whether this namespace may be touched."""
         return self.namespaces is None or namespace in self.namespaces
 
 
-EVERYTHING: Final = Grant("", None)
+EVERYTHING: Final = Grant("", None, direct=True)
 """The grant of peers for which no key is needed."""
 
 

@@ -94,6 +94,8 @@ class StoreStatus(StrEnum):
     TOO_LARGE = "too_large"
     IO_ERROR = "io_error"
     CANCELLED = "cancelled"
+    RESERVED = "reserved"
+    """Only of `reserve`: the client may write it now."""
 
 
 class CardState(StrEnum):
@@ -130,6 +132,8 @@ class Lookup:
     keys: list[bytes]
     mode: LookupMode = LookupMode.PREFIX
     lease_ms: int = 0
+    extents: bool = False
+    """With a lease: and where do they lie? (feature `direct`)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,36 @@ class Release:
     lease: bytes
 
 
-Request: TypeAlias = Hello | Ping | Lookup | Load | Store | Delete | Renew | Release
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Make room that the client writes to itself. No key occurs twice; `ttl_ms` is 1 to the limit, clamped already."""
+
+    ns: str
+    scope: bytes
+    keys: list[bytes]
+    sizes: list[int]
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What was reserved is written and flushed: one checksum a reserved key, in their order; None: compute it."""
+
+    ticket: bytes
+    checksums: list[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """What was reserved is not needed. `settled`: none of the client's writes can be executed any more."""
+
+    ticket: bytes
+    settled: bool
+
+
+Request: TypeAlias = (
+    Hello | Ping | Lookup | Load | Store | Delete | Renew | Release | Reserve | Commit | Abort
+)
 
 OPS: Final[dict[str, type[Request]]] = {
     "hello": Hello,
@@ -200,6 +233,9 @@ OPS: Final[dict[str, type[Request]]] = {
     "delete": Delete,
     "renew": Renew,
     "release": Release,
+    "reserve": Reserve,
+    "commit": Commit,
+    "abort": Abort,
 }
 OP_OF: Final[dict[type[Request], str]] = {kind: op for op, kind in OPS.items()}
 
@@ -224,6 +260,9 @@ class TargetInfo:
     nqn: str
     nsid: int
     addresses: list[str]
+    """`ADDRESS:PORT` each."""
+    host_id: bytes | None = None
+    """With the feature `direct`: the host identifier of the gateway. Where it has reserved the namespace, nobody else may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +275,8 @@ class HelloReply:
     features: list[str] = field(default_factory=list)
     regions: str | None = None
     target: TargetInfo | None = None
+    direct_grace_ms: int | None = None
+    """With the feature `direct`: how long what a client may still write to stays out of use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +292,10 @@ class LookupReply:
     sizes: list[int | None]
     lease: bytes | None = None
     lease_ms: int = 0
+    extents: list[list[list[int]]] | None = None
+    """Where extents were asked for and a lease was granted: of each hit, [offset, length] on the namespace, in whole blocks."""
+    checksums: list[int] | None = None
+    """... and the checksum over exactly its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +314,27 @@ class StoreReply:
     """One status (a `StoreStatus` value) a key."""
 
     results: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveReply:
+    """One status a key; where it is `reserved` the ranges to write, [offset, length] on the namespace, in whole blocks."""
+
+    results: list[str]
+    ticket: bytes | None
+    extents: list[list[list[int]] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReply:
+    """One status (a `StoreStatus` value) a reserved key."""
+
+    results: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AbortReply:
+    """Given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,5 +357,15 @@ class ReleaseReply:
 
 
 Reply: TypeAlias = (
-    HelloReply | PingReply | LookupReply | LoadReply | StoreReply | DeleteReply | RenewReply | ReleaseReply
+    HelloReply
+    | PingReply
+    | LookupReply
+    | LoadReply
+    | StoreReply
+    | DeleteReply
+    | RenewReply
+    | ReleaseReply
+    | ReserveReply
+    | CommitReply
+    | AbortReply
 )

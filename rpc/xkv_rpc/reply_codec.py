@@ -9,6 +9,8 @@ import msgpack
 from xkv_rpc.messages import (
     CHECKSUM_NAME,
     PROTOCOL_VERSION,
+    AbortReply,
+    CommitReply,
     DeleteReply,
     HelloReply,
     LoadReply,
@@ -17,7 +19,9 @@ from xkv_rpc.messages import (
     ReleaseReply,
     RenewReply,
     Reply,
+    ReserveReply,
     StoreReply,
+    TargetInfo,
 )
 
 if TYPE_CHECKING:
@@ -28,8 +32,8 @@ if TYPE_CHECKING:
 
 
 def _hello_fields(reply: HelloReply) -> Fields:
-    target = reply.target
-    return {
+    target = None if reply.target is None else _target_fields(reply.target)
+    fields = {
         "server": reply.server,
         "protocol": PROTOCOL_VERSION,
         "card": {
@@ -47,21 +51,45 @@ def _hello_fields(reply: HelloReply) -> Fields:
         "checksum": CHECKSUM_NAME,
         "features": reply.features,
         "regions": reply.regions,
-        "target": None
-        if target is None
-        else {"nqn": target.nqn, "nsid": target.nsid, "addresses": target.addresses},
+        "target": target,
     }
+    if reply.direct_grace_ms is not None:
+        fields["direct_grace_ms"] = reply.direct_grace_ms
+    return fields
+
+
+def _target_fields(target: TargetInfo) -> Fields:
+    fields: Fields = {"nqn": target.nqn, "nsid": target.nsid, "addresses": target.addresses}
+    if target.host_id is not None:
+        fields["host_id"] = target.host_id
+    return fields
+
+
+def _lookup_fields(reply: LookupReply) -> Fields:
+    fields: Fields = {
+        "hits": reply.hits,
+        "sizes": reply.sizes,
+        "lease": reply.lease,
+        "lease_ms": reply.lease_ms,
+    }
+    if reply.extents is not None:
+        fields["extents"] = reply.extents
+        fields["checksums"] = reply.checksums
+    return fields
 
 
 REPLY_FIELDS: Final[dict[type[Reply], Callable[[Any], Fields]]] = {
     HelloReply: _hello_fields,
     PingReply: lambda _: {},
-    LookupReply: lambda r: {"hits": r.hits, "sizes": r.sizes, "lease": r.lease, "lease_ms": r.lease_ms},
+    LookupReply: _lookup_fields,
     LoadReply: lambda r: {"results": r.results, "sizes": r.sizes},
     StoreReply: lambda r: {"results": r.results},
     DeleteReply: lambda r: {"deleted": r.deleted},
     RenewReply: lambda r: {"lease_ms": r.lease_ms},
     ReleaseReply: lambda _: {},
+    ReserveReply: lambda r: {"results": r.results, "ticket": r.ticket, "extents": r.extents},
+    CommitReply: lambda r: {"results": r.results},
+    AbortReply: lambda _: {},
 }
 
 

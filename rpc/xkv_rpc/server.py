@@ -25,7 +25,7 @@ from xkv_rpc.diagnose import RequestRefusedError, id_of
 from xkv_rpc.doors import EVERYTHING, Admits, Door
 from xkv_rpc.endpoints import Endpoints
 from xkv_rpc.errors import ErrorCode, RpcError
-from xkv_rpc.messages import OP_OF, Delete, Limits, Load, Lookup, PeerId, Store
+from xkv_rpc.messages import OP_OF, Abort, Commit, Delete, Limits, Load, Lookup, PeerId, Reserve, Store
 from xkv_rpc.outbox import Outbox
 from xkv_rpc.reply_codec import ReplyEncoder
 from xkv_rpc.session import Ledger, ServerBounds
@@ -80,6 +80,7 @@ class Server:
         bounds: ServerBounds | None = None,
         socket_mode: int = 0o600,
         doorkeeper: Doorkeeper | None = None,
+        direct: bool = False,
     ) -> None:
         """Make a server that is bound to nothing yet.
 
@@ -91,12 +92,13 @@ class Server:
             socket_mode: Permissions of the Unix sockets that `bind` makes of mere paths.
             doorkeeper: Judges each handshake, and says what each request may touch. Without one, whoever reaches an
                 endpoint is served, and there can be no keys.
+            direct: Whether the operations of the feature `direct` are there.
         """
         self._handler = handler
         self._clock = clock
         self._socket_mode = socket_mode
         self._loop = asyncio.get_running_loop()
-        self._decoder = RequestDecoder(limits)
+        self._decoder = RequestDecoder(limits, direct=direct)
         self._encoder = ReplyEncoder()
         self._ledger = Ledger(bounds or ServerBounds())
         self._endpoints = Endpoints(
@@ -267,6 +269,10 @@ class Server:
             error = RpcError(ErrorCode.FORBIDDEN, "this key may not touch that namespace", field="ns")
             self._refuse(peer, request_id, error)
             return
+        if not grant.direct and _is_direct(request):
+            error = RpcError(ErrorCode.FORBIDDEN, "keys do not open the direct path", field="op")
+            self._refuse(peer, request_id, error)
+            return
         payload_bytes = sum(message.lengths) if message.lengths else 0
         self._counters.received_payload_bytes += payload_bytes
         if self._draining:
@@ -336,9 +342,13 @@ class Server:
             self._idle.set()
 
 
+def _is_direct(request: Request) -> bool:
+    return isinstance(request, Reserve | Commit | Abort) or (isinstance(request, Lookup) and request.extents)
+
+
 def _covers(grant: Grant, request: Request) -> bool:
     match request:
-        case Lookup() | Load() | Store() | Delete():
+        case Lookup() | Load() | Store() | Delete() | Reserve():
             return grant.covers(request.ns)
         case _:
             return True

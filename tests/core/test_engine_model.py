@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from xkv_gateway.core.errors import UnknownLease
+from xkv_gateway.core.errors import UnknownLease, UnknownTicket
 from xkv_gateway.core.tenancy import EvictionRules
-from xkv_gateway.core.types import LeaseId, ReadPlan, StoreStatus, WritePlan
+from xkv_gateway.core.types import BeginStore, LeaseId, ReadPlan, StoreStatus, WritePlan
 
 from .helpers import SECOND_NS, World
 
+if TYPE_CHECKING:
+    from xkv_gateway.core.tickets import Ticket
+
+GRACE_NS = 3 * SECOND_NS
 Name = tuple[str, bytes, bytes]
 NAMES = st.tuples(st.sampled_from(["", "a"]), st.sampled_from([b"", b"t"]))
 KEYS = st.lists(
@@ -33,6 +37,21 @@ class Entry:
     lsn: int | None = None
     live: bool = False
     cancelled: bool = False
+    ends_ns: int | None = None
+    """When the ticket ends that it was handed out with."""
+
+
+@dataclass
+class ModelTicket:
+    """What a client holds: until `until_ns` its writes may land on the units of the entries."""
+
+    ticket: Ticket
+    entries: list[Entry]
+    deadline_ns: int
+
+    @property
+    def until_ns(self) -> int:
+        return self.deadline_ns + GRACE_NS
 
 
 @dataclass
@@ -47,6 +66,8 @@ class Model:
     current: dict[Name, Entry] = field(default_factory=dict)
     leases: dict[LeaseId, ModelLease] = field(default_factory=dict)
     covered: dict[int, tuple[ReadPlan, Entry]] = field(default_factory=dict)
+    out: list[tuple[int, Entry]] = field(default_factory=list)
+    """Until when late writes may land on an entry's units."""
 
     def valid(self, ident: LeaseId, now_ns: int) -> ModelLease | None:
         lease = self.leases.get(ident)
@@ -57,11 +78,15 @@ class EngineMachine(RuleBasedStateMachine):
     writes: Bundle[Any] = Bundle("writes")
     loads: Bundle[Any] = Bundle("loads")
     leases: Bundle[Any] = Bundle("leases")
+    tickets: Bundle[Any] = Bundle("tickets")
 
     def __init__(self) -> None:
         super().__init__()
         self.world = World(
-            capacity_au=12, max_objects=16, rules=EvictionRules(trigger_watermark=0.8, eviction_ratio=0.25)
+            capacity_au=12,
+            max_objects=16,
+            direct_grace_ns=GRACE_NS,
+            rules=EvictionRules(trigger_watermark=0.8, eviction_ratio=0.25),
         )
         self.model = Model()
         self.lsn_deletes = 0
@@ -100,6 +125,57 @@ class EngineMachine(RuleBasedStateMachine):
         at = None if settles is None else self.world.now_ns + settles * SECOND_NS
         for _ in range(2):
             self.world.engine.abort_store([entry.plan], self.world.now_ns, at)
+        if not entry.cancelled:
+            del self.model.current[entry.name]
+
+    # --- tickets ------------------------------------------------------------------------------------------
+
+    @rule(target=tickets, entry=consumes(writes), ttl=st.sampled_from([1, 4]))
+    def hand_out(self, entry: Entry, ttl: int) -> Any:
+        plan, engine = entry.plan, self.world.engine
+        request = BeginStore(entry.name[0], entry.name[1], [entry.name[2]], [plan.size_bytes])
+        good, ticket, lsn = engine.tickets.grant(request, [plan], self.world.now_ns)
+        assert good == [not entry.cancelled]
+        if ticket is None:
+            return multiple()
+        assert lsn == engine.last_lsn
+        engine.tickets.begin(ticket, ttl * SECOND_NS, self.world.now_ns)
+        made = ModelTicket(ticket, [entry], self.world.now_ns + ttl * SECOND_NS)
+        self.model.out.append((made.until_ns, entry))
+        entry.ends_ns = made.deadline_ns
+        return made
+
+    def _over(self, ticket: ModelTicket) -> bool:
+        """Whether its time is over; then its keys are nobody's as soon as the engine notices."""
+        if ticket.deadline_ns > self.world.now_ns:
+            return False
+        with pytest.raises(UnknownTicket):
+            self.world.engine.tickets.find(ticket.ticket.ident, self.world.now_ns)
+        return True
+
+    @rule(ticket=consumes(tickets))
+    def commit_ticket(self, ticket: ModelTicket) -> None:
+        engine, (entry,) = self.world.engine, ticket.entries
+        if self._over(ticket):
+            return
+        assert engine.tickets.find(ticket.ticket.ident, self.world.now_ns) is ticket.ticket
+        engine.tickets.close(ticket.ticket)
+        statuses = self.world.commit([entry.plan], durable=False)
+        assert statuses == [StoreStatus.CANCELLED if entry.cancelled else StoreStatus.STORED]
+        engine.tickets.done(ticket.ticket, statuses)
+        self.model.out.remove((ticket.until_ns, entry))
+        if not entry.cancelled:
+            entry.lsn, entry.checksum = engine.last_lsn, 7 + entry.plan.slot
+
+    @rule(ticket=consumes(tickets), settled=st.booleans())
+    def abort_ticket(self, ticket: ModelTicket, settled: bool) -> None:
+        (entry,) = ticket.entries
+        if self._over(ticket):
+            return
+        self.world.engine.tickets.abort(ticket.ticket, self.world.now_ns, settled=settled)
+        self.model.out.remove((ticket.until_ns, entry))
+        if not settled:
+            self.model.out.append((self.world.now_ns + GRACE_NS, entry))
         if not entry.cancelled:
             del self.model.current[entry.name]
 
@@ -219,6 +295,17 @@ class EngineMachine(RuleBasedStateMachine):
     # --- what always holds --------------------------------------------------------------------------------
 
     @invariant()
+    def where_late_writes_may_land_nobody_else_is(self) -> None:
+        table, engine = self.world.engine._state.slots, self.world.engine
+        self.model.out = [each for each in self.model.out if each[0] > self.world.now_ns]
+        for _, entry in self.model.out:
+            assert table.generation[entry.plan.slot] == entry.plan.generation
+            for extent in entry.plan.extents:
+                assert engine._state.allocator.taken()[
+                    extent.start_au : extent.start_au + extent.count_au
+                ].all()
+
+    @invariant()
     def audits(self) -> None:
         self.world.engine.audit()
         deadline = self.world.engine.next_deadline()
@@ -258,6 +345,9 @@ class EngineMachine(RuleBasedStateMachine):
         for name, entry in list(self.model.current.items()):
             slot = entry.plan.slot
             if table.generation[slot] == entry.plan.generation and table.state[slot] in {1, 2, 3}:
+                continue
+            if entry.lsn is None and entry.ends_ns is not None and entry.ends_ns <= self.world.now_ns:
+                del self.model.current[name]
                 continue
             assert entry.live, "only what is live may be evicted"
             guarded = [e for _, e in self.model.covered.values()]

@@ -13,6 +13,8 @@ from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Image, Medium
 from xkv_gateway.card.blocks import CardBlocks
+from xkv_gateway.card.checksum import checksum_of
+from xkv_gateway.card.direct import Commit, Direct, Reserve
 from xkv_gateway.card.load import Load
 from xkv_gateway.card.opening import FormatWish, OpenOptions, open_card
 from xkv_gateway.card.operator import Operator
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from tests.crash.told import Content, Key
+    from xkv_gateway.card.direct import ByteRanges
     from xkv_gateway.card.layout import Layout
     from xkv_gateway.card.session import CardSession
+    from xkv_gateway.core.types import TicketId
 
 SIZE_BYTES: Final = 6 << 20
 BLOCK_BYTES: Final = 512
@@ -38,6 +42,9 @@ OBJECTS_MAX: Final = 40
 KEEP_ALIVE_MS: Final = 4000
 """Longer than an opener watches the heartbeat: so there is a time between reading the index and being settled."""
 FAULTS: Final = Faults(settle_ns=KEEP_ALIVE_MS * 1_000_000)
+GRACE_NS: Final = 200_000_000
+HELD_NS: Final = 300_000_000
+"""How long clients of a gateway that hands out extents may use them: shorter than anything else that a next run waits for."""
 STORE_WAIT_NS: Final = 30_000_000_000
 NAMESPACE: Final = "ns"
 SCOPE: Final = b"tenant"
@@ -53,12 +60,23 @@ def limits_of(layout: Layout) -> EngineLimits:
         leases_per_scope_max=100,
         leased_bytes_per_scope_max=SIZE_BYTES,
         eviction=EvictionRules(trigger_watermark=2.0),
+        direct_grace_ns=GRACE_NS,
     )
 
 
 def content_of(name: bytes, version: int, size_bytes: int) -> bytes:
     """Bytes that nobody else has."""
     return random.Random(f"{name!r} {version}").randbytes(size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a client holds under a ticket."""
+
+    ticket: TicketId
+    names: list[bytes]
+    contents: list[bytes]
+    ranges: list[ByteRanges]
 
 
 @dataclass(eq=False)
@@ -70,6 +88,7 @@ class Life:
     session: CardSession
     store: CardStore
     task: asyncio.Task[None]
+    direct: Direct
 
     async def owned(self) -> None:
         """Return once everything is served; raise what kept it from that."""
@@ -91,6 +110,46 @@ class Life:
             if status.value == "stored":
                 told.hears(key, content, place)
         return [status.value for status in results]
+
+    async def reserve(self, *names: bytes, size_bytes: int = 5000, ttl_s: float = 30.0) -> Held:
+        """Reserve room; the client of it may write until its time and the grace are over."""
+        contents = [self.bench.content(name, size_bytes) for name in names]
+        request = BeginStore(NAMESPACE, SCOPE, list(names), [len(content) for content in contents])
+        deadline_ns = self.store.clock() + STORE_WAIT_NS
+        reserved = await Reserve(self.direct, request, round(ttl_s * 1e9), deadline_ns).reserve()
+        assert reserved.ticket is not None
+        assert reserved.statuses == [None] * len(names)
+        ranges = [each for each in reserved.extents if each is not None]
+        held = Held(reserved.ticket, list(names), contents, ranges)
+        self.bench.left[reserved.ticket] = held
+        return held
+
+    async def write(self, held: Held) -> None:
+        """What its client does: write all, and flush."""
+        for ranges, content in zip(held.ranges, held.contents, strict=True):
+            rest = content.ljust(sum(length for _, length in ranges), b"\0")
+            for offset, length in ranges:
+                await self.device.write_from(offset, [memoryview(rest[:length])])
+                rest = rest[length:]
+        await self.device.flush()
+
+    def abort(self, held: Held, *, settled: bool) -> None:
+        if settled:
+            self.bench.left.pop(held.ticket)
+        self.direct.abort(held.ticket, settled=settled)
+
+    async def commit(self, held: Held, *, told: bool = True) -> list[str]:
+        """Commit; with `told`, the gateway is told the checksums."""
+        self.bench.left.pop(held.ticket, None)  # its client is done, whatever comes of it
+        told_of = self.bench.told
+        keys: list[Key] = [(NAMESPACE, SCOPE, name) for name in held.names]
+        places = [told_of.asks(key, content) for key, content in zip(keys, held.contents, strict=True)]
+        sums = [checksum_of(content) if told else None for content in held.contents]
+        statuses = await self.direct.commit(Commit(self.direct, held.ticket, sums))
+        for key, content, place, status in zip(keys, held.contents, places, statuses, strict=True):
+            if status.value == "stored":
+                told_of.hears(key, content, place)
+        return [status.value for status in statuses]
 
     async def delete(self, *names: bytes, scope: bytes = SCOPE) -> None:
         told, keys = self.bench.told, [(NAMESPACE, scope, name) for name in names]
@@ -174,9 +233,13 @@ class CrashBench:
     version: int = 0
     reservations: bool = False
     """Whether the controller has reservations. They are gone with the power, like all that a bench has but its image."""
+    direct: bool = False
+    """Whether its gateways hand out extents."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.left: dict[TicketId, Held] = {}
+        """What clients may still write to."""
         self.loop = SimLoop(random.Random(self.seed))
         table = ReservationTable() if self.reservations else None
         self.medium = Medium(SIZE_BYTES, BLOCK_BYTES, durable=dict(self.image), reservations=table)
@@ -215,7 +278,16 @@ class CrashBench:
         # Superblocks of two runs differ in both sectors that hold something.
         pid = self.rng.randrange(1, 1 << 22)
         return OpenOptions(
-            owner=Owner(name, f"nqn.2026-01.test:{name}", bytes(16), bytes(16), pid, KEEP_ALIVE_MS, 0),
+            owner=Owner(
+                name,
+                f"nqn.2026-01.test:{name}",
+                bytes(16),
+                bytes(16),
+                pid,
+                KEEP_ALIVE_MS,
+                HELD_NS,
+                self.direct,
+            ),
             limits_of=limits_of,
             clock=self.loop.clock,
             wall_clock=lambda: pid,
@@ -233,7 +305,8 @@ class CrashBench:
         layout = session.superblock.layout
         area = DataArea(layout.data.offset_bytes, layout.au_bytes, layout.block_bytes)
         store = CardStore(session.engine, device, area, None, self.loop.clock, session)
-        return Life(self, device, session, store, asyncio.create_task(session.run(store)))
+        direct = Direct(store, area)
+        return Life(self, device, session, store, asyncio.create_task(session.run(store)), direct)
 
     async def open_owned(self, name: str = "host", *, takeover: bool = False, exclusive: bool = True) -> Life:
         life = await self.open(name, takeover=takeover, exclusive=exclusive)
@@ -251,17 +324,23 @@ class Base:
     lives: int = 0
     """How many there were: randomness is never repeated, so that no two runs have one id."""
     reservations: bool = False
+    direct: bool = False
 
     def bench(self, fuse: Fuse | None = None) -> CrashBench:
-        told, reservations = self.told.copy(), self.reservations
         return CrashBench(
-            self.image, told, fuse or Fuse(), self.lives, self.version, reservations=reservations
+            self.image,
+            self.told.copy(),
+            fuse or Fuse(),
+            self.lives,
+            self.version,
+            reservations=self.reservations,
+            direct=self.direct,
         )
 
     def then(self, bench: CrashBench, image: Image | None = None) -> Base:
         """What a bench that began with this one has left."""
         left = bench.medium.current() if image is None else image
-        return Base(left, bench.told, bench.version, self.lives + 1, self.reservations)
+        return Base(left, bench.told, bench.version, self.lives + 1, self.reservations, self.direct)
 
 
 BLANK: Final = Base({}, Told(), 0)

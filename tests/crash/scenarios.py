@@ -9,6 +9,7 @@ from dataclasses import replace as replaced
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.crash import tickets
 from tests.crash.bench import AU_BYTES, BLANK, OBJECTS_MAX, CrashBench, prepared
 from xkv_gateway.card import ownership
 from xkv_gateway.card.blocks import CardBlocks
@@ -323,8 +324,11 @@ class Scenario:
     reservations: bool = False
     """Whether the controller has them while it is cut."""
 
+    direct: bool = False
+    """Whether extents are handed out while it is cut."""
+
     def base(self) -> Base:
-        return replaced(_base(self.before), reservations=self.reservations)
+        return replaced(_base(self.before), reservations=self.reservations, direct=self.direct)
 
 
 @cache
@@ -357,4 +361,11 @@ SCENARIOS: Final = (
     Scenario("whole life", whole_life, ()),
     Scenario("takeover", takeover),
     Scenario("recovery", recovery, (populated, unclean)),
+    Scenario("reserve", tickets.reserve, direct=True),
+    Scenario("commit", tickets.commit, direct=True),
+    Scenario("commit of what is cancelled", tickets.commit_cancelled, direct=True),
+    Scenario("abort", tickets.abort, direct=True),
+    Scenario("expire", tickets.expire, direct=True),
+    Scenario("checkpoint with tickets", tickets.direct_checkpoint, direct=True),
+    Scenario("after tickets", tickets.after_tickets, (populated, tickets.tickets_of_a_dead_run), direct=True),
 )

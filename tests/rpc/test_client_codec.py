@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -13,8 +14,12 @@ from hypothesis import strategies as st
 from xkv_rpc.client_codec import decode_reply, load_result, parse_reply
 from xkv_rpc.errors import BadReplyError, ErrorCode, RpcError
 from xkv_rpc.messages import (
+    Abort,
+    AbortReply,
     CardInfo,
     CardState,
+    Commit,
+    CommitReply,
     Delete,
     DeleteReply,
     Hello,
@@ -33,6 +38,8 @@ from xkv_rpc.messages import (
     RenewReply,
     Reply,
     Request,
+    Reserve,
+    ReserveReply,
     Store,
     StoreReply,
     TargetInfo,
@@ -58,7 +65,30 @@ PAIRS: list[tuple[Request, Reply]] = [
     (Delete("", b"", [b"a"]), DeleteReply(1)),
     (Renew(b"L", 5), RenewReply(5)),
     (Release(b"L"), ReleaseReply()),
+    (
+        Lookup("", b"", [b"a", b"b"], LookupMode.EACH, 5, extents=True),
+        LookupReply(1, [None, 5], b"L" * 16, 5, [[[4096, 4096], [0, 4096]]], [2**64 - 1]),
+    ),
+    (Lookup("", b"", [b"a"], LookupMode.PREFIX, 5, extents=True), LookupReply(1, [5])),
+    (
+        Reserve("", b"", [b"a", b"b", b"c"], [5, 5, 0], 9),
+        ReserveReply(["reserved", "exists", "reserved"], b"T" * 16, [[[0, 4096]], None, []]),
+    ),
+    (Reserve("", b"", [b"a"], [5], 9), ReserveReply(["no_space"], None, [None])),
+    (Commit(b"T", [1, None]), CommitReply(["stored", "cancelled"])),
+    (Abort(b"T", settled=True), AbortReply()),
+    (
+        Hello("c"),
+        replace(
+            HELLO_REPLY,
+            features=["region", "direct"],
+            target=TargetInfo("nqn.2026-01.test:card", 1, ["192.0.2.1:4420"], b"H" * 16),
+            direct_grace_ms=30_000,
+        ),
+    ),
 ]
+RESERVE = Reserve("", b"", [b"a"], [5000], 9)
+LOOKUP_EXTENTS = Lookup("", b"", [b"a"], LookupMode.PREFIX, 5, extents=True)
 LOAD = Load("", b"", [b"a", b"b"])
 
 
@@ -88,6 +118,8 @@ def test_a_status_that_is_new_to_the_client_is_a_miss_or_a_failure() -> None:
     assert load == LoadReply(["ok", "miss"], [1, 2])
     store = parse_reply(Store("", b"", [b"a"], [1]), decode_reply(reply(results=["teleported"])))
     assert store == StoreReply(["io_error"])
+    reserved = parse_reply(Store("", b"", [b"a"], [1]), decode_reply(reply(results=["reserved"])))
+    assert reserved == StoreReply(["io_error"]), "only of what was reserved"
     fields = msgpack.unpackb(ReplyEncoder().success(7, HELLO_REPLY))
     fields["card"]["state"] = "dreaming"
     hello = parse_reply(Hello("c"), decode_reply(msgpack.packb(fields)))
@@ -145,6 +177,21 @@ def test_what_is_no_reply_is_said_to_be_none(raw: bytes) -> None:
         (Store("", b"", [b"a"], [1]), {}),
         (Delete("", b"", [b"a"]), {"deleted": None}),
         (Hello("c"), {"server": "s"}),
+        (RESERVE, {"results": ["reserved"], "ticket": None, "extents": [[[0, 8192]]]}),
+        (RESERVE, {"results": ["reserved"], "ticket": b"T", "extents": [[[0, 4096]]]}),
+        (RESERVE, {"results": ["reserved"], "ticket": b"T", "extents": [[[0, -8192]]]}),
+        (RESERVE, {"results": ["reserved"], "ticket": b"T", "extents": [None]}),
+        (RESERVE, {"results": ["reserved"], "ticket": b"T", "extents": []}),
+        (Commit(b"T", [1]), {"results": []}),
+        (LOOKUP_EXTENTS, {"hits": 1, "sizes": [5], "lease": b"L", "lease_ms": 5}),
+        (
+            LOOKUP_EXTENTS,
+            {"hits": 1, "sizes": [5], "lease": b"L", "lease_ms": 5, "extents": [[[0]]], "checksums": [1]},
+        ),
+        (
+            LOOKUP_EXTENTS,
+            {"hits": 1, "sizes": [5], "lease": b"L", "lease_ms": 5, "extents": [[[0, 9]]], "checksums": []},
+        ),
     ],
 )
 def test_a_reply_that_does_not_fit_its_request_is_refused(request_: Request, fields: dict[str, Any]) -> None:

@@ -12,26 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rpc.some_requests import payload_lengths, requests
 from xkv_rpc.client_codec import encode_request
 from xkv_rpc.codec import OPTIONAL, REQUIRED, RequestDecoder
 from xkv_rpc.diagnose import RequestRefusedError
 from xkv_rpc.errors import ErrorCode
 from xkv_rpc.messages import (
     OPS,
-    Delete,
-    Hello,
     Limits,
-    Load,
     Lookup,
-    LookupMode,
-    Ping,
-    Release,
     Renew,
     Request,
-    Store,
+    Reserve,
 )
 
-DECODER = RequestDecoder(Limits())
+DECODER = RequestDecoder(Limits(), direct=True)
+WITHOUT_DIRECT = RequestDecoder(Limits())
 CI = settings(derandomize=True, max_examples=150, deadline=None)
 
 VALID: dict[str, dict[str, Any]] = {
@@ -65,6 +61,9 @@ VALID: dict[str, dict[str, Any]] = {
     "delete": {"ns": "n", "scope": b"s", "keys": [b"a"]},
     "renew": {"lease": b"l" * 16, "lease_ms": 10},
     "release": {"lease": b"l" * 16},
+    "reserve": {"ns": "n", "scope": b"s", "keys": [b"a", b"b"], "sizes": [4, 0], "ttl_ms": 5},
+    "commit": {"ticket": b"t" * 16, "checksums": [2**64 - 1, None]},
+    "abort": {"ticket": b"t" * 16, "settled": True},
 }
 WRONG_TYPES: list[Any] = [None, True, 1.5, {}, [[]], msgpack.ExtType(1, b""), {"a": 1}]
 FIELD_OF_OP = [(op, name) for op in OPS for name in (*REQUIRED[op], *OPTIONAL[op])]
@@ -80,53 +79,6 @@ def refusal(
     with pytest.raises(RequestRefusedError) as caught:
         decoder.decode(raw, lengths or [])
     return caught.value
-
-
-keys = st.lists(st.binary(min_size=1, max_size=256), max_size=20)
-unique_keys = st.lists(st.binary(min_size=1, max_size=256), max_size=20, unique=True)
-namespaces = st.text(max_size=16).filter(lambda s: s != "_default")
-scopes = st.binary(max_size=32).filter(lambda s: s != b"_default")
-tokens = st.binary(min_size=16, max_size=16)
-
-
-@st.composite
-def requests(draw: st.DrawFn) -> Request:
-    ns, scope = draw(namespaces), draw(scopes)
-    match draw(st.sampled_from(sorted(OPS))):
-        case "hello":
-            return Hello(
-                draw(st.text(max_size=50)),
-                draw(st.none() | st.text(max_size=50)),
-                draw(st.none() | st.just(3)),
-            )
-        case "lookup":
-            mode = draw(st.sampled_from(LookupMode))
-            return Lookup(ns, scope, draw(keys), mode, draw(st.integers(0, 60_000)))
-        case "load":
-            some = draw(keys)
-            if draw(st.booleans()):
-                return Load(ns, scope, some, draw(st.none() | tokens))
-            return Load(
-                ns, scope, some, None, draw(tokens), [9 * i for i in range(len(some))], [9] * len(some)
-            )
-        case "store":
-            some = draw(unique_keys)
-            sizes = draw(st.lists(st.integers(0, 2**20), min_size=len(some), max_size=len(some)))
-            if draw(st.booleans()):
-                return Store(ns, scope, some, sizes)
-            return Store(ns, scope, some, sizes, draw(tokens), [i * 2**20 for i in range(len(some))])
-        case "delete":
-            return Delete(ns, scope, draw(keys))
-        case "renew":
-            return Renew(draw(tokens), draw(st.integers(1, 60_000)))
-        case "release":
-            return Release(draw(tokens))
-        case _:
-            return Ping()
-
-
-def payload_lengths(request: Request) -> list[int]:
-    return request.sizes if isinstance(request, Store) and request.region is None else []
 
 
 @CI
@@ -164,7 +116,7 @@ def test_a_field_of_a_wrong_type_is_named(op: str, name: str) -> None:
     for wrong in [*WRONG_TYPES, "text", b"bin", 1, -1, [], [b"a", "b"], [1, True], [0, -1]]:
         if type(wrong) is type(valid) and not isinstance(wrong, list) and not (wrong == -1 and valid != -1):
             continue
-        if wrong == [] and name == "keys":
+        if wrong == [] and name in {"keys", "checksums"}:
             continue  # asking for nothing is a request
         caught = refusal(packed(op, {**VALID[op], name: wrong}))
         assert caught.request_id == 7
@@ -210,8 +162,20 @@ def test_a_version_that_is_no_integer_is_a_bad_request(version: Any) -> None:
     "op", ["", "PING", "reserve", "commit", "abort", "extents", "x" * 300, "x" * 2000, "ping\0"]
 )
 def test_an_operation_that_is_not_offered_is_unknown(op: str) -> None:
-    caught = refusal(packed(op, {}))
+    caught = refusal(packed(op, {}), decoder=WITHOUT_DIRECT)
     assert (caught.request_id, caught.error.code, caught.error.field) == (7, ErrorCode.UNKNOWN_OP, "op")
+
+
+def test_without_the_direct_path_extents_are_a_bad_request() -> None:
+    caught = refusal(packed("lookup", {**VALID["lookup"], "extents": True}), decoder=WITHOUT_DIRECT)
+    assert (caught.error.code, caught.error.field) == (ErrorCode.BAD_REQUEST, "extents")
+    WITHOUT_DIRECT.decode(packed("lookup", VALID["lookup"]), [])
+
+
+def test_a_ticket_beyond_the_limit_is_clamped() -> None:
+    _, request = DECODER.decode(packed("reserve", {**VALID["reserve"], "ttl_ms": 2**40}), [])
+    assert isinstance(request, Reserve)
+    assert request.ttl_ms == 60_000
 
 
 @pytest.mark.parametrize(
@@ -228,7 +192,11 @@ def test_an_operation_that_is_not_offered_is_unknown(op: str) -> None:
         ("lookup", {"keys": [b"a", b"k" * 257]}, "keys"),
         ("lookup", {"keys": [b"a", "b"]}, "keys"),
         ("lookup", {"mode": "Prefix"}, "mode"),
-        ("lookup", {"extents": True}, "extents"),
+        ("lookup", {"extents": True, "lease_ms": 0}, "extents"),
+        ("reserve", {"ttl_ms": 0}, "ttl_ms"),
+        ("reserve", {"sizes": [1]}, "sizes"),
+        ("reserve", {"keys": [b"a", b"a"]}, "keys"),
+        ("commit", {"checksums": [2**64 - 1, -1]}, "checksums"),
         ("lookup", {"lease_ms": -1}, "lease_ms"),
         ("hello", {"client": "c" * 1025}, "client"),
         ("renew", {"lease_ms": 0}, "lease_ms"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,10 @@ from xkv_rpc.codec import OPTIONAL, REQUIRED
 from xkv_rpc.errors import ERRORS, ErrorCode, RpcError
 from xkv_rpc.messages import (
     OPS,
+    Abort,
+    AbortReply,
+    Commit,
+    CommitReply,
     Delete,
     DeleteReply,
     Hello,
@@ -33,9 +38,12 @@ from xkv_rpc.messages import (
     RenewReply,
     Reply,
     Request,
+    Reserve,
+    ReserveReply,
     Store,
     StoreReply,
     StoreStatus,
+    TargetInfo,
     scope_of,
 )
 from xkv_rpc.reply_codec import ReplyEncoder
@@ -58,6 +66,10 @@ REQUESTS: Final[dict[str, Request]] = {
     "delete": Delete("ns", b"scope", [b"k1"]),
     "renew": Renew(b"L" * 16, 1000),
     "release": Release(b"L" * 16),
+    "lookup-extents": Lookup("ns", b"scope", [b"k1"], LookupMode.PREFIX, 5000, extents=True),
+    "reserve": Reserve("ns", b"scope", [b"k1"], [65536], 5000),
+    "commit": Commit(b"T" * 16, [1, None]),
+    "abort": Abort(b"T" * 16, settled=True),
 }
 REPLIES: Final[dict[str, Reply]] = {
     "hello": HELLO_REPLY,
@@ -68,7 +80,19 @@ REPLIES: Final[dict[str, Reply]] = {
     "delete": DeleteReply(1),
     "renew": RenewReply(1000),
     "release": ReleaseReply(),
+    "hello-direct": replace(
+        HELLO_REPLY,
+        features=["region", "direct"],
+        target=TargetInfo("nqn.2026-01.test:card", 1, ["192.0.2.1:4420"], b"H" * 16),
+        direct_grace_ms=30_000,
+    ),
+    "lookup-extents": LookupReply(1, [65536], b"L" * 16, 5000, [[[1048576, 65536]]], [2**64 - 1]),
+    "reserve": ReserveReply(["reserved", "exists"], b"T" * 16, [[[1048576, 65536]], None]),
+    "commit": CommitReply(["stored"]),
+    "abort": AbortReply(),
 }
+WITH_DIRECT: Final = {"hello": "hello-direct", "lookup": "lookup-extents"}
+"""Replies with the fields that only the feature `direct` brings."""
 FAILURES: Final = {
     "bad_request": (7, RpcError(ErrorCode.BAD_REQUEST, "missing", field="keys")),
     "busy": (7, RpcError(ErrorCode.BUSY, "later", retry_after_ms=20)),
@@ -89,8 +113,15 @@ def test_the_operations_and_their_fields_are_those_of_the_code() -> None:
         names = re.findall(r"`(\w+)(\??)`", row[1])
         assert tuple(name for name, optional in names if not optional) == REQUIRED[op]
         assert tuple(name for name, optional in names if optional) == OPTIONAL[op]
-        header = msgpack.unpackb(ReplyEncoder().success(1, REPLIES[op]))
-        assert re.findall(r"`(\w+)`", row[2]) == [name for name in header if name not in {"v", "id", "ok"}]
+        names = re.findall(r"`(\w+)(\??)`", row[2])
+        assert [name for name, optional in names if not optional] == fields_of(REPLIES[op])
+        if op in WITH_DIRECT:
+            assert [name for name, _ in names] == fields_of(REPLIES[WITH_DIRECT[op]])
+
+
+def fields_of(reply: Reply) -> list[str]:
+    header = msgpack.unpackb(ReplyEncoder().success(1, reply))
+    return [name for name in header if name not in {"v", "id", "ok"}]
 
 
 def test_the_error_codes_are_those_of_the_code() -> None:

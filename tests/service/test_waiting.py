@@ -88,6 +88,11 @@ REQUESTS: dict[str, m.Request] = {
     "delete of nothing": m.Delete("", b"", []),
     "renew": m.Renew(TOKEN, 1000),
     "release": m.Release(TOKEN),
+    "lookup with extents": m.Lookup("", b"", KEYS, lease_ms=1000, extents=True),
+    "lookup of each with extents": m.Lookup("", b"", KEYS, m.LookupMode.EACH, 1000, extents=True),
+    "reserve": m.Reserve("", b"", KEYS, [UNIT] * 3, 1000),
+    "commit": m.Commit(TOKEN, [None]),
+    "abort": m.Abort(TOKEN, settled=True),
 }
 
 

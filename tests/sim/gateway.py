@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -10,19 +11,20 @@ import xxhash
 
 from tests.sim.device import SimDevice
 from tests.sim.journal import SimJournal
+from xkv_gateway.card.direct import Direct
 from xkv_gateway.card.runs import DataArea
 from xkv_gateway.card.store import CardStore
 from xkv_gateway.core.engine import Engine
 from xkv_gateway.service.control import ControlService
+from xkv_gateway.service.direct import DirectService
 from xkv_nvmeof.blockdev import DeviceState
 from xkv_rpc import messages as m
 from xkv_rpc.calls import Call
 from xkv_rpc.errors import ErrorCode, RpcError
 
 if TYPE_CHECKING:
-    import asyncio
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from tests.sim.faults import Faults
     from tests.sim.loop import SimLoop
@@ -158,6 +160,7 @@ class Gateway:
             m.Limits(object_bytes=limits.object_bytes_max),
             store_wait_ns=settings.store_wait_ns,
             inline_loads_bytes_max=settings.inline_loads_bytes_max,
+            direct=direct_service(self.store, self.area, settings),
         )
 
     @property
@@ -199,6 +202,21 @@ class Gateway:
         self.service.handle(call)
         return future
 
+    async def while_it_lives(self, command: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Carry out a command of a client to the card, on this gateway's association. Raises GatewayGone, DeviceError."""
+        if self.gone:
+            raise GatewayGone
+        gone: asyncio.Future[Answer] = self._loop.create_future()
+        self._open[gone] = None
+        gone.add_done_callback(self._open.pop)
+        task = asyncio.ensure_future(command())
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            raise GatewayGone
+        gone.cancel()
+        task.result()
+
     def cancel_one(self) -> None:
         """Cancel one request in the middle, as a drain does."""
         if self.service._tasks:
@@ -233,6 +251,16 @@ class LogTrap(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(logging.Formatter("%(levelname)s %(name)s: %(message)s").format(record))
+
+
+def direct_service(store: CardStore, area: DataArea, settings: Settings) -> DirectService:
+    """Return the operations of clients that write to the card themselves."""
+    return DirectService(
+        Direct(store, area),
+        lambda: None,
+        grace_ms=settings.limits.direct_grace_ns // 1_000_000,
+        store_wait_ns=settings.store_wait_ns,
+    )
 
 
 def _hello() -> m.HelloReply:

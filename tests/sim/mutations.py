@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         CommitOutcome,
         Delete,
         DeleteOutcome,
+        EngineLimits,
         Lookup,
         LookupOutcome,
         Lsn,
@@ -178,6 +179,14 @@ class EvictsUnderWaiting(Engine):
             removal._free(slots)
 
 
+class NoGrace(Engine):
+    """R4: what a ticket held is free when its time is over, whatever its client still writes."""
+
+    def __init__(self, limits: EngineLimits, **options: Any) -> None:
+        super().__init__(limits, **options)
+        self.tickets._limits = replace(limits, direct_grace_ns=0)
+
+
 class RecordsBeforeData(SimJournal):
     """R2: the record is written without a flush, so that it may survive and its data not."""
 
@@ -238,5 +247,6 @@ MUTATIONS: Final = (
     Mutation("mixes scopes", Parts(engine=MixesScopes)),
     Mutation("frees under a writer", Parts(engine=FreesUnderWriter), seed=10),
     Mutation("forgets outages", Parts(), seed=3, replaces=FORGETS_OUTAGES),
+    Mutation("no grace for late clients", Parts(engine=NoGrace)),
     Mutation("records before data", Parts(journal=RecordsBeforeData), seed=1),
 )

@@ -118,6 +118,7 @@ class Replay:
                 tuple(runs[at : at + count]),
             )
             at += count
+            self._end_reservation(entry)
             _require(slot not in self.slots, f"a put into slot {slot}, which is not free")
             _require(entry.digest not in self.live, "a put of a key that is held")
             for unit in _units_of(entry):
@@ -126,6 +127,17 @@ class Replay:
             self.slots[slot] = self.live[entry.digest] = entry
             self.ever.add((entry.digest, entry.checksum))
         _require(at == len(runs), "extents that belong to no object")
+
+    def _end_reservation(self, entry: Entry) -> None:
+        """The commit of a ticket puts again what its reservation has put, and doomed at once."""
+        before = self.slots.get(entry.slot)
+        if before is None or not before.doomed or before.generation != entry.generation:
+            return
+        for what in ("digest", "namespace", "scope", "size_bytes", "extents"):
+            _require(getattr(before, what) == getattr(entry, what), f"a commit of another {what}")
+        del self.slots[entry.slot]
+        for unit in _units_of(before):
+            del self._units[unit]
 
     def _delete(self, batch: DeleteBatch) -> None:
         for entry in self._named(batch):

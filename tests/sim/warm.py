@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Final
 from tests.sim import recovery
 from tests.sim.device import SimDevice
 from tests.sim.faults import Faults
-from tests.sim.gateway import Gateway, Parts, Settings, SimRegions, _hello
+from tests.sim.gateway import Gateway, Parts, Settings, SimRegions, _hello, direct_service
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Image, Medium
 from tests.sim.replay import Entry, RecordFault, Replay
 from tests.sim.world import Report, World
 from xkv_gateway.card.blocks import CardBlocks
+from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.layout import plan
 from xkv_gateway.card.opening import FormatWish, OpenOptions, open_card
 from xkv_gateway.card.ownership import Owner
@@ -123,6 +124,8 @@ class CardGateway(Gateway):
     ) -> None:
         self.blame = blame
         self.gone = False
+        self.lost: CardLost | None = None
+        """Why it gave the card up before it had it."""
         self.regions = SimRegions()
         self.clock = loop.clock
         self.session = session
@@ -141,6 +144,7 @@ class CardGateway(Gateway):
             m.Limits(object_bytes=self.limits.object_bytes_max),
             store_wait_ns=settings.store_wait_ns,
             inline_loads_bytes_max=settings.inline_loads_bytes_max,
+            direct=direct_service(store, self.area, settings),
         )
         self.task = asyncio.create_task(self._run(), name="session")
 
@@ -154,7 +158,9 @@ class CardGateway(Gateway):
         try:
             await self.session.run(self.store)
         except Exception as error:  # noqa: BLE001 - whatever ends a session is a finding here
-            if not self.gone:
+            if isinstance(error, CardLost) and not self.session._owned.is_set():
+                self.lost = error
+            elif not self.gone:
                 self.blame(f"the session ended: {type(error).__name__}: {error}")
 
     @property
@@ -211,7 +217,16 @@ class WarmWorld(World):
         keep_alive_ms = self._faults.settle_ns // 1_000_000
         wish = FormatWish(self._limits.au_bytes, self.swarm.settings.limits.max_objects)
         return OpenOptions(
-            owner=Owner("sim", "nqn.2026-01.test:sim", bytes(16), bytes(16), 1, keep_alive_ms, 0),
+            owner=Owner(
+                "sim",
+                "nqn.2026-01.test:sim",
+                bytes(16),
+                bytes(16),
+                1,
+                keep_alive_ms,
+                self._limits.lease_ttl_max_ns + self._limits.direct_grace_ns,
+                hands_out_extents="direct" in self.swarm.weights,
+            ),
             limits_of=self._limits_of,
             clock=loop.clock,
             wall_clock=loop.clock,
@@ -221,21 +236,12 @@ class WarmWorld(World):
         )
 
     async def _start_gateway(self) -> None:
-        device = SimDevice(self._loop, self._medium, self._rng, Faults(settle_ns=self._faults.settle_ns))
-        options = self._options(self._loop, self._rng.randbytes, exclusive=False)
         try:
-            session = await open_card(device, CardBlocks(device, options.clock), options)
-        except CardUnavailableError:
+            device, gateway = await self._begun()
+        except (CardUnavailableError, CardLost):
             # A beat of the dead process landed late, so that it seemed to live. Once nothing can land any more, it must open.
             await asyncio.sleep(self._faults.settle_ns / 1e9)
-            session = await open_card(device, CardBlocks(device, options.clock), options)
-        layout = session.superblock.layout
-        area = DataArea(layout.data.offset_bytes, layout.au_bytes, layout.block_bytes)
-        store = CardStore(session.engine, device, area, None, self._loop.clock, session)
-        gateway = CardGateway(self._loop, self._rng, self._settings, session, store, self.oracle.blame)
-        owned = asyncio.create_task(session._owned.wait())
-        await asyncio.wait((owned, gateway.task), return_when=asyncio.FIRST_COMPLETED)
-        owned.cancel()
+            device, gateway = await self._begun()
         self._raise_breaches()
         if hasattr(self, "gateway"):
             # What the new run knows, judged by what the old one had promised.
@@ -246,6 +252,23 @@ class WarmWorld(World):
         self._raise_breaches()
         device.faults = self._faults
         self._up.set()
+
+    async def _begun(self) -> tuple[SimDevice, CardGateway]:
+        """Start a run; returns when it has the card. Raises CardUnavailableError, CardLost."""
+        device = SimDevice(self._loop, self._medium, self._rng, Faults(settle_ns=self._faults.settle_ns))
+        options = self._options(self._loop, self._rng.randbytes, exclusive=False)
+        session = await open_card(device, CardBlocks(device, options.clock), options)
+        layout = session.superblock.layout
+        area = DataArea(layout.data.offset_bytes, layout.au_bytes, layout.block_bytes)
+        store = CardStore(session.engine, device, area, None, self._loop.clock, session)
+        gateway = CardGateway(self._loop, self._rng, self._settings, session, store, self.oracle.blame)
+        owned = asyncio.create_task(session._owned.wait())
+        await asyncio.wait((owned, gateway.task), return_when=asyncio.FIRST_COMPLETED)
+        owned.cancel()
+        if gateway.lost is not None:
+            await gateway.kill()
+            raise gateway.lost
+        return device, gateway
 
     async def _restart(self, rng: random.Random) -> None:
         if self._restarting:

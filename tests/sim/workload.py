@@ -51,6 +51,12 @@ OUTAGE_PROBABILITY: Final = 0.05
 """... that is, when it is asked to flush."""
 
 
+DIRECT_SEEDS: Final = 0.35
+"""Share of the seeds in which clients write to the card themselves as well, some of them too late."""
+GRACE_SLACK_NS: Final = 1000 * NS_PER_MS
+"""Longer than the slowest command takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Swarm:
     """One seed's choice."""
@@ -162,7 +168,13 @@ def draw(rng: random.Random) -> Swarm:
         think_ns_max=rng.choice((300_000, 5_000_000)) if crowded else rng.choice((0, 300_000, 20_000_000)),
     )
     # Drawn last, so that what else a seed does is as it was without.
-    if rng.random() >= OUTAGE_SEEDS:
-        return swarm
-    faults = replace(swarm.settings.faults, outage_probability=OUTAGE_PROBABILITY)
-    return replace(swarm, settings=replace(swarm.settings, faults=faults))
+    if rng.random() < OUTAGE_SEEDS:
+        faults = replace(swarm.settings.faults, outage_probability=OUTAGE_PROBABILITY)
+        swarm = replace(swarm, settings=replace(swarm.settings, faults=faults))
+    if rng.random() < DIRECT_SEEDS:
+        settings = swarm.settings
+        # A write that has failed may land until it is settled: a client's last one as well.
+        grace_ns = 2 * settings.faults.settle_ns + GRACE_SLACK_NS
+        settings = replace(settings, limits=replace(limits, direct_grace_ns=grace_ns))
+        swarm = replace(swarm, settings=settings, weights={**swarm.weights, "direct": 12})
+    return swarm

@@ -242,6 +242,8 @@ class World:
         for name in ("reserved_au", "doomed_au", "quarantined_au", "leases", "leased_au"):
             assert getattr(usage, name) == 0, f"{name} is {getattr(usage, name)} long after all has ended"
         assert not gateway.engine._state.slots.pins.any(), "a pin is left"
+        assert not gateway.engine.tickets.by_id, "a ticket is left"
+        assert not gateway.engine._removal.recorded, "a reservation is left that nobody holds"
         assert not gateway.engine._state.recency.parked, "something is parked for ever"
         service, store = gateway.service, gateway.store
         assert not service._tasks, "a task is left"

@@ -33,6 +33,8 @@ WATCH_INTERVALS: Final = 3
 """An owner that lives beats once in each interval."""
 INTERVAL_MS_MAX: Final = 10_000
 """No version of ours beats more rarely; a greater number on the card is damage that must not make anybody wait for ever."""
+HANDED_OUT_MAX_NS: Final = 900_000_000_000
+"""No client of ours uses extents for longer; a greater number on the card is damage, as above."""
 HEARTBEAT_READS_MAX: Final = 3
 """One that is torn is being written: read again."""
 
@@ -48,6 +50,9 @@ class Owner:
     pid: int
     keep_alive_ms: int
     lease_max_ns: int
+    """How long a client may use what this run has given to it: the longest lease, or ticket and its grace."""
+    hands_out_extents: bool = False
+    """Whether clients read and write the card themselves (direct path)."""
 
 
 def facts_of(device: BlockDevice) -> NamespaceFacts:
@@ -137,14 +142,21 @@ async def write_both(blocks: CardBlocks, superblock: Superblock, *, first_copy: 
 def owned(
     before: Superblock, owner: Owner, *, epoch: int, run_id: bytes, wall_ns: int, reservation_key: int = 0
 ) -> Superblock:
-    """Return the superblock of a run that begins; `reservation_key` of 0: it has no reservation."""
+    """Return the superblock of a run that begins; `reservation_key` of 0: it has no reservation.
+
+    Where extents were handed out, that is known from here on, before any leave; and what a run before has said of it is kept,
+    since its clients may live on when this run dies young.
+    """
+    lease_max_ns = owner.lease_max_ns
+    if before.extents_handed_out:
+        lease_max_ns = max(lease_max_ns, before.lease_max_ns)
     return replace(
         before,
         stamp=Stamp(before.stamp.card_uuid, epoch, run_id),
         sequence=before.sequence + 1,
         open_time_ns=wall_ns,
         clean=False,
-        extents_handed_out=False,
+        extents_handed_out=owner.hands_out_extents or before.extents_handed_out,
         incompatible_features=before.incompatible_features | superblock_format.FEATURE_TIMES,
         owner=owner.name,
         owner_host_nqn=owner.host_nqn,
@@ -152,15 +164,29 @@ def owned(
         owner_boot_id=owner.boot_id,
         owner_pid=owner.pid,
         reservation_key=reservation_key,
-        lease_max_ns=owner.lease_max_ns,
+        lease_max_ns=lease_max_ns,
         keep_alive_ms=owner.keep_alive_ms,
         controller_id=0,
     )
 
 
-def closed(superblock: Superblock) -> Superblock:
-    """Return the superblock of a run that ended in order."""
-    return replace(superblock, sequence=superblock.sequence + 1, clean=True)
+def closed(superblock: Superblock, *, extents_in_use: bool) -> Superblock:
+    """Return the superblock of a run that ended in order; whether clients may still use extents, of it or of a run before."""
+    return replace(
+        superblock, sequence=superblock.sequence + 1, clean=True, extents_handed_out=extents_in_use
+    )
+
+
+def held_until_ns(before: Superblock, from_ns: int) -> int:
+    """Return from when on no client can use extents that runs up to this superblock have handed out; 0: none did.
+
+    Args:
+        before: the newest superblock.
+        from_ns: since when those runs have certainly handed out nothing.
+    """
+    if not before.extents_handed_out:
+        return 0
+    return from_ns + min(before.lease_max_ns, HANDED_OUT_MAX_NS)
 
 
 def repair_first(chosen: Chosen) -> int:

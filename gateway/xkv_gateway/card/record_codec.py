@@ -36,6 +36,7 @@ from xkv_gateway.core.records import (
     TenantsKnownRecord,
     TtlRecord,
     WipeRecord,
+    inseparable,
 )
 from xkv_gateway.core.tenancy import LIMIT_BYTES_MAX, TTL_S_MAX
 from xkv_gateway.core.types import Lsn
@@ -119,21 +120,26 @@ class BatchBody:
 
 
 def encode_batches(records: Sequence[Record], body_bytes_max: int) -> list[BatchBody]:
-    """Encode records, LSNs ascending without holes, into as few batches as fit."""
+    """Encode records, LSNs ascending without holes, into as few batches as fit; what is `inseparable` stays together."""
     batches: list[BatchBody] = []
     frames: list[bytes] = []
     size_bytes, first_lsn = 0, 0
+    before: Record | None = None
     for record in records:
         frame = encode_record(record)
         assert len(frame) <= body_bytes_max, "a record is larger than a batch may be"
         if frames and size_bytes + len(frame) > body_bytes_max:
+            taken_along = frames[-1:] if len(frames) > 1 and inseparable(before, record) else []
+            frames = frames[: len(frames) - len(taken_along)]
             batches.append(BatchBody(b"".join(frames), first_lsn, first_lsn + len(frames) - 1))
-            frames, size_bytes = [], 0
+            first_lsn += len(frames)
+            frames, size_bytes = taken_along, sum(map(len, taken_along))
         if not frames:
             first_lsn = record.lsn
         assert record.lsn == first_lsn + len(frames), "LSNs have no holes"
         frames.append(frame)
         size_bytes += len(frame)
+        before = record
     if frames:
         batches.append(BatchBody(b"".join(frames), first_lsn, first_lsn + len(frames) - 1))
     return batches

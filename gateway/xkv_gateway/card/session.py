@@ -114,6 +114,7 @@ class CardSession:
         self._smaller = False
         # Only the newest copy is certainly whole before this run has written both.
         self._fence = self._new_fence(copy=1 - first_copy, beating=False)
+        self._held_until_ns = 0
         self.engine = self._new_engine()
 
     def _new_fence(self, *, copy: int, beating: bool) -> Fence:
@@ -130,12 +131,17 @@ class CardSession:
         )
 
     def _new_engine(self) -> Engine:
+        # Runs until now, this one included, may have handed out extents, of which the new index knows nothing (R3).
+        from_ns = max(self._options.clock(), self.writes_from_ns)
+        held_until_ns = ownership.held_until_ns(self.superblock, from_ns)
+        self._held_until_ns = max(self._held_until_ns, held_until_ns)
         return Engine(
             self._options.limits_of(self.superblock.layout),
             digest_secret=self.superblock.digest_secret,
             entropy=self._options.entropy,
             restored=self.recovery.restored,
             time_s=self.recovery.resumed_s(self._options.wall_clock()),
+            held_until_ns=self._held_until_ns,
         )
 
     # --- what the store asks --------------------------------------------------------------------------------
@@ -388,6 +394,7 @@ class CardSession:
         if not self._options.exclusive:
             # Clean says that nothing can land any more: a write that got lost on its way may still do so (R4).
             await asyncio.sleep(max(0, self._device.settles_at_ns - self._options.clock()) / 1e9)
-        self.superblock = ownership.closed(self.superblock)
+        in_use = self._options.owner.hands_out_extents or self._options.clock() < self._held_until_ns
+        self.superblock = ownership.closed(self.superblock, extents_in_use=in_use)
         await ownership.write_both(self._blocks, self.superblock, first_copy=0)
         return True

@@ -108,7 +108,7 @@ class CardStore(Turns):
         super().__init__(engine, journal, clock)
         self.device = device
         self.transfer = Transfer(device, area)
-        self.commits = Commits(self._commit)
+        self.commits = Commits(self.commit)
         self._ownership = ownership or Unguarded()
         self._suspended = False
         self._closed = False
@@ -195,7 +195,8 @@ class CardStore(Turns):
         """Loads under way: their objects are pinned."""
         return self._loads
 
-    def _commit(self, plans: Sequence[WritePlan], checksums: Sequence[int]) -> CommitOutcome:
+    def commit(self, plans: Sequence[WritePlan], checksums: Sequence[int]) -> CommitOutcome:
+        """Commit what is complete on the card; visible, and to be acknowledged, once the outcome's LSN is durable."""
         outcome = self.engine.commit_store(plans, checksums, self.clock())
         self._end_turn()  # at once: the journal waits for these records
         return outcome

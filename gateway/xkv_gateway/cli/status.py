@@ -177,6 +177,11 @@ def _sections(answer: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
             ("objects", f"{usage['objects']} of at most {usage['objects_max']}"),
             ("written", _written(answer["admission"])),
             ("leases", f"{usage['leases']} over {format_size(usage['leased_bytes'])}"),
+            *(
+                [("tickets", f"{usage['tickets']} over {format_size(usage['ticket_bytes'])}")]
+                if usage["tickets"]
+                else []
+            ),
         ],
     )
     for title in ("cache", "requests", "errors", "device"):

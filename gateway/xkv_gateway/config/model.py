@@ -146,8 +146,28 @@ class ControlConfig(Section):
         description="Allow an address outside of loopback on the port without keys. Everybody who"
         " reaches it can read and write every tenant's cache.",
     )
+    direct: bool = Field(
+        default=False,
+        description="Let clients on this host (loopback and the Unix socket; never those with keys) read and write the card"
+        " themselves, by its storage network. It gives each of them the whole card, whatever its namespace: for one trust domain only.",
+    )
+    direct_grace_ms: int = Field(
+        default=30_000,
+        ge=1_000,
+        le=600_000,
+        description="How long space stays out of use to which such a client may still write, after its time. Longer than its"
+        " commands may be on their way: the keep-alive time of its association, and some seconds.",
+    )
     curve: CurveConfig = Field(default=CurveConfig(), description="The endpoint with keys.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Limits of requests.")
+
+    @model_validator(mode="after")
+    def _one_trust_domain(self) -> Self:
+        if self.direct and self.allow_unauthenticated:
+            raise ValueError(
+                "control.direct: not together with control.allow_unauthenticated, which lets in more than this host"
+            )
+        return self
 
 
 class MetricsConfig(Section):

@@ -133,6 +133,8 @@ class Admission:
         if scope is None:
             return _Room(limit_au, limit_au), limit_au
         left_au = limit_au - scope.charged_au
+        if self._removal.holding:
+            return _Room(left_au, left_au), limit_au  # what is evicted now would not be free soon
         return _Room(left_au, left_au + scope.pending_au + scope.live_au - scope.guarded_live_au), limit_au
 
     def _sort(

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from .arrays import Slots
     from .removal import Removal
     from .state import EngineState
+    from .tickets import Tickets
 
 
-def audit(state: EngineState, removal: Removal) -> None:
+def audit(state: EngineState, removal: Removal, tickets: Tickets) -> None:
     """Check everything.
 
     Raises:
@@ -36,12 +37,24 @@ def audit(state: EngineState, removal: Removal) -> None:
         "units that wait for a tombstone",
         _pending(state, removal) == (removal.pending_au, removal.pending_objects),
     )
+    _check_tickets(state, removal, tickets)
     by_scope = sum(scope.pending_au for scope in state.names.scopes.values())
     _require("units of scopes that wait for a tombstone", by_scope == removal.pending_au)
 
 
+def _check_tickets(state: EngineState, removal: Removal, tickets: Tickets) -> None:
+    table, recorded = state.slots, np.array(sorted(removal.recorded), np.intp)
+    _require("what tickets of scopes hold", tickets.check() == tickets.counted)
+    slots = tickets.slots()
+    _require("a slot in two tickets", len(set(slots)) == len(slots))
+    _require("a ticket's slot that the journal does not know", set(slots) <= removal.recorded)
+    _require("a recorded slot that is free or live", not np.isin(table.state[recorded], (ABSENT, LIVE)).any())
+
+
 def _pending(state: EngineState, removal: Removal) -> tuple[int, int]:
     """Units and objects that wait for their tombstone alone."""
+    if removal.holding:
+        return 0, 0
     table, held = state.slots, removal.held_until()
     doomed = np.flatnonzero((table.state == DOOMED) & ~table.tombstoned & ~table.must_erase)
     doomed = doomed[~table.guarded(doomed)]

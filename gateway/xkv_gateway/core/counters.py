@@ -45,3 +45,9 @@ class Counters:
     leases_released: int = 0
     leases_expired: int = 0
     leases_refused: int = 0
+    tickets_granted: int = 0
+    tickets_committed: int = 0
+    tickets_aborted: int = 0
+    tickets_expired: int = 0
+    tickets_refused: int = 0
+    """Beyond the bounds of their scope."""

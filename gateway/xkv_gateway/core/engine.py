@@ -22,6 +22,7 @@ from .records import DeleteCause, Record
 from .removal import Removal
 from .state import EngineState
 from .stores import Stores
+from .tickets import Tickets
 from .types import DeleteOutcome, Usage, WipeOutcome
 from .wiping import Wiping
 
@@ -57,6 +58,7 @@ class Engine:
         entropy: gives that many unguessable bytes, for lease ids.
         restored: what a card held, to begin with instead of nothing.
         time_s: the card time with which the engine begins (`lifetimes.resumed_s`).
+        held_until_ns: what is doomed is not free before, since clients of the run before may still use it (R3).
     """
 
     def __init__(
@@ -67,10 +69,11 @@ class Engine:
         entropy: Callable[[int], bytes],
         restored: Restored | None = None,
         time_s: int = 0,
+        held_until_ns: int = 0,
     ) -> None:
         self._state = EngineState(limits, digest_secret, restored.table if restored is not None else None)
         self._state.lifetimes.begin(time_s)
-        self._removal = Removal(self._state)
+        self._removal = Removal(self._state, held_until_ns)
         self.quotas = self._state.quotas
         """Registered tenants."""
         self.lifetimes = self._state.lifetimes
@@ -87,6 +90,10 @@ class Engine:
         self._expiry = Expiry(self._state, self._eviction)
         self._stores = Stores(self._state, self._removal, self._eviction, self.wiping)
         self._reads = Reads(self._state, self._removal, entropy)
+        self.leased = self._reads.granted
+        """Extents, size and checksum of each object of a lease that the last lookup granted, in the order of its hits."""
+        self.tickets = Tickets(limits, self.counters, self._stores, entropy, self._reads.settle)
+        """Room that clients write to themselves."""
         self._now_ns = 0
 
     @property
@@ -168,6 +175,7 @@ class Engine:
         """Reserve room for each key that is not held; evicts what that needs, never more, never for a key that cannot fit."""
         self._now_ns = self._reads.settle(now_ns)
         self._reads.expire(now_ns)
+        self.tickets.expire(now_ns)
         return self._stores.begin(request)
 
     def commit_store(
@@ -264,6 +272,7 @@ class Engine:
         """Expire leases, end quarantines, go on with wipes, take away what is over its time, evict in the background: a bounded amount of each."""
         self._now_ns = self._reads.settle(now_ns)
         self._reads.expire(now_ns)
+        self.tickets.expire(now_ns)
         self._removal.settle(now_ns)
         if not self._removal.backlogged:
             self.wiping.step()
@@ -273,7 +282,11 @@ class Engine:
     def next_deadline(self) -> int | None:
         """When `tick` wants to be called next (monotonic ns; a time that has passed: at once), or None: not before the next call."""
         self._reads.enter()
-        times = [self._state.leases.next_deadline(), self._removal.next_deadline()]
+        times = [
+            self._state.leases.next_deadline(),
+            self._removal.next_deadline(),
+            self.tickets.next_deadline(),
+        ]
         if not self._removal.backlogged:
             if self.wiping.under_way:
                 return self._now_ns
@@ -312,4 +325,4 @@ class Engine:
             BrokenInvariant: something does not follow from the entries.
         """
         self._reads.enter()
-        audit(self._state, self._removal)
+        audit(self._state, self._removal, self.tickets)

@@ -2,6 +2,7 @@
 
 class               at fault   code            when
 UnknownLease        client     unknown_lease   a lease that ended, never was, or can no longer be kept
+UnknownTicket       client     unknown_ticket  a ticket that ended, or never was
 StalePlan           shell      stale_plan      a plan that was already ended, or never was
 IllegalTransition   engine     internal        a pair of state and event that the table does not know
 BrokenInvariant     engine     internal        an audit found totals that do not follow from the entries
@@ -22,6 +23,12 @@ class UnknownLease(EngineError):  # noqa: N818 - named after the code that the c
     """The lease ended, never was, or covers an object that is doomed. The client's to handle."""
 
     code: ClassVar[str] = "unknown_lease"
+
+
+class UnknownTicket(EngineError):  # noqa: N818 - as above
+    """The ticket ended or never was. The client's to handle."""
+
+    code: ClassVar[str] = "unknown_ticket"
 
 
 class StalePlan(EngineError):  # noqa: N818 - a fact about the plan, not a failure of the engine

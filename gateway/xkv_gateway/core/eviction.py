@@ -80,7 +80,7 @@ class Eviction:
 
     def reclaimable(self) -> tuple[int, int]:
         """Units and objects that may be evicted now."""
-        if not self._able:
+        if not self._able or self._removal.holding:
             return 0, 0
         table = self._state.slots
         return (

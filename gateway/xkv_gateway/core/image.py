@@ -109,12 +109,16 @@ class EngineImage:
         part = table.state[first:last]
         wanted = (part == LIVE) | (part == DOOMED)
         held = self._removal.held_until()
+        for slot in self._removal.recorded:
+            # Of a ticket: whatever becomes of it, its units are out of use until the journal says more.
+            if first <= slot < last:
+                wanted[slot - first] = True
         for slot in held:
             if first <= slot < last and part[slot - first] == QUARANTINED:
                 wanted[slot - first] = True
         slots = (np.flatnonzero(wanted) + first).astype(np.uint32)
         row_state = np.full(len(slots), ROW_LIVE, np.uint8)
-        row_state[table.state[slots] == DOOMED] = ROW_DOOMED
+        row_state[table.state[slots] != LIVE] = ROW_DOOMED
         row_state[table.state[slots] == QUARANTINED] = ROW_QUARANTINED
         row_state[table.must_erase[slots]] = ROW_WIPED
         if state.wiping:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .names import Home
     from .removal import Removal
     from .state import EngineState
-    from .types import BeginLoad, Lookup, Lsn
+    from .types import BeginLoad, Extent, Lookup, Lsn
 
 _ENDED_TWICE: Final = "a load was ended twice"
 LEASE_ID_BYTES: Final = 16
@@ -183,6 +183,16 @@ class Reads:
             table.lease(unique)
             generations = table.generation[unique]
             state.leases.add(Lease(ident, home, unique, generations, leased_bytes, deadline_ns))
+
+    def granted(self, ident: LeaseId) -> list[tuple[tuple[Extent, ...], int, int]]:
+        """See `Engine.leased`."""
+        assert self._granted is not None, "a lookup granted it, and nothing came after"
+        assert self._granted[0] == ident, "a lookup granted it, and nothing came after"
+        table, slots = self._state.slots, self._granted[2]
+        extents = self._state.extents_of(slots)
+        return list(
+            zip(extents, table.size_bytes[slots].tolist(), table.checksum[slots].tolist(), strict=True)
+        )
 
     def _grant(
         self, home: Home, slots: Slots, leased_bytes: int, deadline_ns: int, now_ns: int

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 RECORD_OBJECTS_MAX: Final = 4096
 """Objects in one record, at most: bounds what a journal writes at once."""
+RESERVED_OBJECTS_MAX: Final = 64
+"""... in a put that is deleted at once: both fit into one batch of the smallest journal, whatever the extents."""
 
 
 class DeleteCause(IntEnum):
@@ -154,6 +156,19 @@ Record = (
     | TtlRecord
     | ClockRecord
 )
+
+
+def inseparable(before: Record | None, record: Record) -> bool:
+    """Whether one batch of the journal must hold both: a put of what is only reserved, and the delete that says so.
+
+    With the first alone the objects would be live after a crash, and nobody has written their bytes.
+    """
+    return (
+        isinstance(record, DeleteBatch)
+        and isinstance(before, PutBatch)
+        and len(before.slots) == len(record.slots)
+        and bool((before.slots == record.slots).all())
+    )
 
 
 class RecordLog:

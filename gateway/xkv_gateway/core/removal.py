@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from .arrays import NO_SLOTS
 from .lifecycle import DOOMED, LIVE, QUARANTINED, RESERVED, Event
 from .records import RECORD_OBJECTS_MAX, DeleteBatch, DeleteCause, FreedBatch
 from .types import NO_LSN
@@ -31,8 +32,13 @@ free, in a few milliseconds, however long the journal takes."""
 class Removal:
     """Deletions under way, and the quarantine."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, held_until_ns: int = 0) -> None:
         self._state = state
+        self._held_until_ns = held_until_ns
+        self._held_back: list[Slots] | None = [] if held_until_ns else None
+        """Doomed objects that would be free, while clients of the run before may still use what is doomed; None: it is over."""
+        self.recorded: set[int] = set()
+        """Slots that are not live and that the journal knows: of tickets, from the reservation to the commit."""
         self._tombstones: deque[tuple[Lsn, Slots]] = deque()
         self._quarantine: list[tuple[int, int, int]] = []
         """Heap of (settles at, slot, generation)."""
@@ -52,6 +58,11 @@ class Removal:
     def backlogged(self) -> bool:
         """Whether what goes in the background has to wait for the journal."""
         return self._backlog >= BACKLOG_MAX
+
+    @property
+    def holding(self) -> bool:
+        """Whether nothing that is doomed becomes free: clients of the run before may still read or write it (R3)."""
+        return self._held_back is not None
 
     def doom(self, slots: Slots, cause: DeleteCause) -> Lsn:
         """Remove LIVE or COMMITTING objects (no repetitions): invisible from here on, recorded, freed later.
@@ -79,6 +90,7 @@ class Removal:
     def doom_corrupt(self, slots: Slots, hold_until_ns: int) -> Lsn:
         """Remove objects whose bytes are wrong, pinned by the load that found it; their units are not trusted for a while."""
         table = self._state.slots
+        hold_until_ns = max(hold_until_ns, self._held_until_ns)
         self._holds.update(dict.fromkeys(slots.tolist(), hold_until_ns))
         return self.doom(slots[table.state[slots] == LIVE], DeleteCause.CORRUPT)
 
@@ -95,6 +107,7 @@ class Removal:
         self._unlist(slots[reserved])
         table.has_writer[slots] = False
         if settles_at_ns is None:
+            self._record_freed(_among(self.recorded, slots[reserved]))
             self._vanish(slots[reserved])
             self._settle(slots[~reserved])
         else:
@@ -133,8 +146,14 @@ class Removal:
         self._free(unguarded)
 
     def settle(self, now_ns: int) -> None:
-        """End the quarantine of what can be trusted again."""
+        """End the quarantine of what can be trusted again, and the time of the clients of the run before."""
         table = self._state.slots
+        if self._held_back is not None and now_ns >= self._held_until_ns:
+            held_back, self._held_back = self._held_back, None
+            for _, part in self._tombstones:
+                self._count_pending(part[~table.guarded(part)], 1)
+            if held_back:
+                self._free(np.concatenate(held_back))
         settled: list[int] = []
         while self._quarantine and self._quarantine[0][0] <= now_ns:
             _, slot, generation = heapq.heappop(self._quarantine)
@@ -163,15 +182,18 @@ class Removal:
         """Begin with objects whose tombstones are durable, and with what of them is held until its time, being corrupt."""
         table = self._state.slots
         table.tombstoned[doomed] = True
-        self._holds = dict(holds)
-        for slot, until_ns in holds.items():
+        self._holds = {slot: max(until_ns, self._held_until_ns) for slot, until_ns in holds.items()}
+        for slot, until_ns in self._holds.items():
             if table.state[slot] == QUARANTINED:
                 heapq.heappush(self._quarantine, (until_ns, slot, int(table.generation[slot])))
         self._free(doomed)
 
     def next_deadline(self) -> int | None:
         """When `settle` has something to do."""
-        return self._quarantine[0][0] if self._quarantine else None
+        ends_ns = [self._quarantine[0][0]] if self._quarantine else []
+        if self._held_back is not None:
+            ends_ns.append(self._held_until_ns)
+        return min(ends_ns, default=None)
 
     def _unlist(self, slots: Slots) -> None:
         if len(slots):
@@ -179,6 +201,8 @@ class Removal:
             self._state.recency.forget(slots)
 
     def _count_pending(self, slots: Slots, sign: int) -> None:
+        if self._held_back is not None:
+            return  # they wait for more than their tombstones
         slots = self._without_held(slots)
         slots = slots[~self._state.slots.must_erase[slots]]
         if not len(slots):
@@ -198,9 +222,10 @@ class Removal:
             self.on_ready(slots[erase])
             slots = slots[~erase]
         table.move(slots, Event.SETTLE)
-        # Only corrupt objects have a past in the journal that must be closed.
-        recorded = [slot for slot in slots.tolist() if self._holds.pop(slot, None) is not None]
-        self._record_freed(np.array(recorded, np.intp))
+        # Only corrupt objects, and those of tickets, have a past in the journal that must be closed.
+        corrupt = [slot for slot in slots.tolist() if self._holds.pop(slot, None) is not None]
+        self._record_freed(np.array(corrupt, np.intp))
+        self._record_freed(_among(self.recorded, slots))
         self._vanish(slots)
 
     def _without_held(self, slots: Slots) -> Slots:
@@ -211,6 +236,9 @@ class Removal:
     def _free(self, slots: Slots) -> None:
         """DOOMED, unguarded, tombstone durable: the units are free, or held if they were corrupt."""
         if not len(slots):
+            return
+        if self._held_back is not None:
+            self._held_back.append(slots)
             return
         table = self._state.slots
         free = self._without_held(slots)
@@ -247,10 +275,19 @@ class Removal:
             if extra:
                 starts = np.concatenate((starts, np.array([e.start_au for e in extra], np.int64)))
                 counts = np.concatenate((counts, np.array([e.count_au for e in extra], np.int64)))
+        if self.recorded:
+            self.recorded.difference_update(slots.tolist())
         used = counts > 0
         state.allocator.release(starts[used], counts[used])
         table.give_back(slots)
         state.drop_references(slots)
+
+
+def _among(recorded: set[int], slots: Slots) -> Slots:
+    """Those that the journal has a row of although they never were live."""
+    if not recorded:
+        return NO_SLOTS
+    return np.array([slot for slot in slots.tolist() if slot in recorded], np.intp)
 
 
 def _nobody(slots: Slots) -> None:

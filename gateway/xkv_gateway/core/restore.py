@@ -193,10 +193,12 @@ class Restored:
         assert inside.all(), "a put beyond the object limit"
         table, slots = self.table, batch.slots
         self._forget(slots)
+        # The commit of a ticket: the second put of what was reserved by the first, which has been counted.
+        again = (table.generation[slots] == batch.generations) & (self._row_state[slots] == ROW_DOOMED)
         table.digest_low[slots], table.digest_high[slots] = batch.digests_low, batch.digests_high
         table.checksum[slots], table.size_bytes[slots] = batch.checksums, batch.sizes_bytes
         table.generation[slots] = batch.generations
-        self.times.put(slots, batch.sizes_bytes)
+        self.times.put(slots, np.where(again, np.uint32(0), batch.sizes_bytes))
         self._generation_max = max(self._generation_max, int(batch.generations.max(initial=0)))
         self._namespace_id[slots], self._scope_id[slots] = batch.namespace_ids, batch.scope_ids
         self._row_state[slots] = ROW_LIVE

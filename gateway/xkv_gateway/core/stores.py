@@ -10,7 +10,15 @@ import numpy as np
 from .admission import Admission
 from .errors import StalePlan
 from .lifecycle import COMMITTING, LIVE, RESERVED, Event
-from .records import RECORD_OBJECTS_MAX, DeleteCause, NamespaceNamed, PutBatch, ScopeNamed
+from .records import (
+    RECORD_OBJECTS_MAX,
+    RESERVED_OBJECTS_MAX,
+    DeleteBatch,
+    DeleteCause,
+    NamespaceNamed,
+    PutBatch,
+    ScopeNamed,
+)
 from .state import rows
 from .types import NO_LSN, CommitOutcome, Extent, Lsn, StoreOutcome, StoreStatus, WritePlan
 
@@ -122,6 +130,39 @@ class Stores:
         if current.any():
             self._removal.abandon(slots[current], settles_at_ns)
 
+    # --- reservations that clients write to (tickets) ---------------------------------------------------------
+
+    def still_reserved(self, plans: Sequence[WritePlan]) -> list[bool]:
+        """Which plans nobody has cancelled."""
+        slots, current = self._current(plans)
+        if self._state.wiping and current.any():
+            self._wiping.forsake(self._overtaken(slots[current]))
+        good: list[bool] = (current & (self._state.slots.state[slots] == RESERVED)).tolist()
+        return good
+
+    def record_reserved(self, plans: Sequence[WritePlan]) -> Lsn:
+        """Let the journal know of reservations: puts that are deleted at once, so that their rows are doomed from the start.
+
+        The run that comes after a crash finds rows that nobody can look up, and keeps their units out of use for as long as it does
+        with all that is doomed. The commit is a second put of the same slot and generation.
+        """
+        log, lsn = self._state.log, NO_LSN
+        slots = np.array([plan.slot for plan in plans], np.intp)
+        self._state.slots.checksum[slots] = 0
+        self._removal.recorded.update(slots.tolist())
+        self._state.lifetimes.record_time()
+        owners, of_slot = self._named(slots)
+        for begin in range(0, len(slots), RESERVED_OBJECTS_MAX):
+            which = slice(begin, begin + RESERVED_OBJECTS_MAX)
+            part = slots[which]
+            put = log.add(self._put(log.next_lsn(), part, owners, of_slot[which]))
+            generations = self._state.slots.generation[part]
+            lsn = log.add(
+                DeleteBatch(log.next_lsn(), DeleteCause.DELETED, part.astype(np.uint32), generations)
+            )
+            assert lsn == put + 1, "what belongs together is one batch of the journal"
+        return lsn
+
     def persisted(self, lsn: Lsn) -> None:
         """Puts up to `lsn` are durable: what was not removed meanwhile is LIVE."""
         table = self._state.slots
@@ -132,6 +173,8 @@ class Stores:
             slots = np.concatenate(parts)
             slots = slots[table.state[slots] == COMMITTING]
             table.move(slots, Event.PERSIST)
+            if self._removal.recorded:
+                self._removal.recorded.difference_update(slots.tolist())
             self._removal.unguarded(slots)
 
     def _current(
@@ -235,6 +278,16 @@ class Stores:
     def _record(self, slots: Slots) -> Lsn:
         log, lsn = self._state.log, NO_LSN
         self._state.lifetimes.record_time()
+        owners, of_slot = self._named(slots)
+        for begin in range(0, len(slots), RECORD_OBJECTS_MAX):
+            part = slice(begin, begin + RECORD_OBJECTS_MAX)
+            lsn = log.add(self._put(log.next_lsn(), slots[part], owners, of_slot[part]))
+            self._puts.append((lsn, slots[part]))
+        return lsn
+
+    def _named(self, slots: Slots) -> tuple[list[Home], Slots]:
+        """The homes of some slots, as `_owners`; the journal knows their names from here on."""
+        log = self._state.log
         owners, of_slot = self._owners(slots)
         for home in owners:
             space, scope = home.namespace, home.scope
@@ -244,11 +297,7 @@ class Stores:
             if not scope.named:
                 scope.named = True
                 log.add(ScopeNamed(log.next_lsn(), scope.ident, scope.name))
-        for begin in range(0, len(slots), RECORD_OBJECTS_MAX):
-            part = slice(begin, begin + RECORD_OBJECTS_MAX)
-            lsn = log.add(self._put(log.next_lsn(), slots[part], owners, of_slot[part]))
-            self._puts.append((lsn, slots[part]))
-        return lsn
+        return owners, of_slot
 
     def _owners(self, slots: Slots) -> tuple[list[Home], Slots]:
         """The homes of some slots, at least one, and which of them is that of each."""

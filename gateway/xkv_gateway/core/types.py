@@ -23,7 +23,8 @@ Lsn = NewType("Lsn", int)
 Slot = NewType("Slot", int)
 Generation = NewType("Generation", int)
 LeaseId = NewType("LeaseId", bytes)
-"""16 random bytes: a bearer token."""
+TicketId = NewType("TicketId", bytes)
+"""16 random bytes each: bearer tokens."""
 
 NO_LSN = Lsn(0)
 """A reply that waits for nothing."""
@@ -83,6 +84,8 @@ class EngineLimits:
     """Payload bytes that stores may write within 24 hours; 0: no limit."""
     corrupt_hold_ns: int = 600_000_000_000
     """How long the units of an object with a wrong checksum stay out of use."""
+    direct_grace_ns: int = 0
+    """How long the units of a ticket that ended unsettled stay out of use."""
 
 
 # --- requests ---------------------------------------------------------------------------------------------

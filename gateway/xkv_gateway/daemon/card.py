@@ -47,6 +47,7 @@ def engine_limits(config: Config, layout: Layout) -> EngineLimits:
         leased_bytes_per_scope_max=capacity_bytes // 2 if leased_bytes is None else leased_bytes,
         eviction=eviction_rules(config),
         written_bytes_per_day=config.admission.bytes_per_day,
+        direct_grace_ns=config.control.direct_grace_ms * 1_000_000,
     )
 
 
@@ -69,8 +70,10 @@ def adopt_rules(config: Config, store: CardStore) -> None:
     store.changed()
 
 
-def owner_of(identity: HostIdentity, keep_alive_ms: int, lease_ms: int) -> Owner:
-    """Return who opens the card, for the superblock; `keep_alive_ms` as the controller has it."""
+def owner_of(
+    identity: HostIdentity, keep_alive_ms: int, lease_ms: int, direct_grace_ms: int | None = None
+) -> Owner:
+    """Return who opens the card, for the superblock; `keep_alive_ms` as the controller has it, a grace where clients use it directly."""
     boot_id = bytes(16)
     with suppress(OSError, ValueError):
         boot_id = uuid.UUID(BOOT_ID.read_text(encoding="ascii").strip()).bytes
@@ -82,7 +85,9 @@ def owner_of(identity: HostIdentity, keep_alive_ms: int, lease_ms: int) -> Owner
         boot_id=boot_id,
         pid=os.getpid(),
         keep_alive_ms=keep_alive_ms,
-        lease_max_ns=lease_ms * 1_000_000,
+        # Of what clients are given: a lease, or a ticket that is written to until its grace is over.
+        lease_max_ns=(lease_ms + (direct_grace_ms or 0)) * 1_000_000,
+        hands_out_extents=direct_grace_ms is not None,
     )
 
 
@@ -102,8 +107,10 @@ async def open_attached(
         CardUnavailableError: the card may not, or cannot, be opened.
     """
     soft, keep_alive_ms = attached.soft_card is not None, attached.keep_alive_ms(config.nvme.keep_alive_ms)
+    control = config.control
+    direct_grace_ms = control.direct_grace_ms if control.direct else None
     options = OpenOptions(
-        owner=owner_of(identity, keep_alive_ms, config.control.limits.lease_ms),
+        owner=owner_of(identity, keep_alive_ms, control.limits.lease_ms, direct_grace_ms),
         limits_of=lambda layout: engine_limits(config, layout),
         clock=clock,
         wall_clock=wall_clock,
@@ -121,10 +128,14 @@ async def open_attached(
     layout = session.superblock.layout
     if layout.au_bytes != config.card.au and "au" in config.card.model_fields_set:
         log.warning("card.au is ignored: the card was formatted with units of %d bytes", layout.au_bytes)
-    area = DataArea(layout.data.offset_bytes, layout.au_bytes, layout.block_bytes)
-    store = CardStore(session.engine, device, area, None, clock, session)
+    store = CardStore(session.engine, device, data_area(layout), None, clock, session)
     _log_recovery(session)
     return session, store
+
+
+def data_area(layout: Layout) -> DataArea:
+    """Return where payloads lie on a card of this layout."""
+    return DataArea(layout.data.offset_bytes, layout.au_bytes, layout.block_bytes)
 
 
 def _log_recovery(session: CardSession) -> None:

@@ -253,11 +253,13 @@ async def _settle(door: Door, attached: AttachedCard, blocks: CardBlocks, sight:
             await ownership.write_both(
                 blocks, await _owned(door, attached, blocks, before, run), first_copy=_first_copy(sight)
             )
-    if sight.clean:
+    # Clients of a run before may write to what it handed out, also when it has ended in order.
+    handed_out_ms = 0 if before is None else ownership.held_until_ns(before, 0) // ownership.NS_PER_MS
+    if sight.clean and not handed_out_ms:
         return
     keep_alive_ms = door.config.nvme.keep_alive_ms if before is None else before.keep_alive_ms
     # An owner that lives ends by itself, and its last command with it.
-    await _wait(door, max(keep_alive_ms, door.config.nvme.command_timeout_ms))
+    await _wait(door, max(keep_alive_ms, door.config.nvme.command_timeout_ms, handed_out_ms))
 
 
 async def _wait(door: Door, keep_alive_ms: int) -> None:

@@ -204,8 +204,8 @@ class PortOpener:
         if judged.metrics is not None:
             metrics_listener = bind_tcp(judged.metrics, section="admin.metrics")
             undo.callback(metrics_listener.close)
-        gate = Gate()
-        server = Server(gate, self._limits, clock=self._clock, doorkeeper=doorkeeper)
+        gate, direct = Gate(), control.direct
+        server = Server(gate, self._limits, clock=self._clock, doorkeeper=doorkeeper, direct=direct)
         undo.push_async_callback(server.aclose, grace_ms=CLOSE_GRACE_MS, linger_ms=CLOSE_LINGER_MS)
         regions_path = str(regions_socket_path(control.regions_socket, self._state_dir))
         regions = self._regions(regions_path, group)

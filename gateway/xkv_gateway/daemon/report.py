@@ -25,6 +25,7 @@ from xkv_gateway.service.status import (
     UsageStatus,
 )
 from xkv_nvmeof.blockdev import DeviceState, Geometry
+from xkv_nvmeof.initiator import TcpInitiator
 from xkv_rpc.messages import CardInfo, CardState, HelloReply, TargetInfo
 
 if TYPE_CHECKING:
@@ -74,8 +75,10 @@ class Reporter:
         addresses: AddressStatus,
         state_dir: str,
         clock: Callable[[], int],
+        host_id: bytes,
         target: TargetKeeper | None = None,
     ) -> None:
+        self._host_id = host_id
         self._attached = attached
         self._store = store
         self._server = server
@@ -121,6 +124,21 @@ class Reporter:
             capacity_bytes=self._session.superblock.layout.capacity_bytes,
         )
         return hello_of(card, self._attached.url, self._limits, self._addresses.regions)
+
+    def direct_target(self) -> TargetInfo | None:
+        """Return where clients find the card, and as which host they may write to it; None where they cannot reach it."""
+        device, url, host_id = self._attached.device, self._attached.url, self._host_id
+        if isinstance(device, TcpInitiator):
+            addresses = [path.address for path in device.paths]
+            return TargetInfo(
+                addresses[0].nqn,
+                addresses[0].nsid,
+                [f"[{a.host}]:{a.port}" if ":" in a.host else f"{a.host}:{a.port}" for a in addresses],
+                host_id,
+            )
+        if isinstance(url, KernelCardUrl):
+            return TargetInfo(url.nqn, url.nsid, [url.address], host_id)
+        return None
 
     def status(self) -> Status:
         """Return a snapshot of everything."""
@@ -250,6 +268,7 @@ class Reporter:
 
     def _usage(self) -> UsageStatus:
         usage, au_bytes = self._store.engine.usage(), self._au_bytes
+        tickets = self._store.engine.tickets.usage()
         return UsageStatus(
             capacity_bytes=self._session.superblock.layout.capacity_bytes,
             free_bytes=usage.free_au * au_bytes,
@@ -261,4 +280,6 @@ class Reporter:
             objects_max=self._objects_max,
             leases=usage.leases,
             leased_bytes=usage.leased_au * au_bytes,
+            tickets=tickets.tickets,
+            ticket_bytes=tickets.reserved_bytes,
         )

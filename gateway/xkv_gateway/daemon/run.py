@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.card.blocks import CardFailed
+from xkv_gateway.card.direct import Direct
 from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.operator import Operator
-from xkv_gateway.cardurl import SoftCardUrl, parse_card_url
-from xkv_gateway.daemon.card import adopt_rules, open_attached
+from xkv_gateway.cardurl import NodeCardUrl, SoftCardUrl, parse_card_url
+from xkv_gateway.daemon.card import adopt_rules, data_area, open_attached
 from xkv_gateway.daemon.lag import watch_lag
 from xkv_gateway.daemon.notify import Notifier
 from xkv_gateway.daemon.ports import CLOSE_GRACE_MS, CLOSE_LINGER_MS, PortOpener, Ports
@@ -29,10 +30,11 @@ from xkv_gateway.daemon.report import NO_CARD_YET, Reporter, hello_of
 from xkv_gateway.daemon.stopping import StopRequest
 from xkv_gateway.daemon.upkeep import Reloader, keep_told, sentence
 from xkv_gateway.daemon.waiting import answer_without_card, attach_when_there, waits
-from xkv_gateway.errors import CardLostError, CardUnavailableError, ExitCode
+from xkv_gateway.errors import CardLostError, CardUnavailableError, ConfigError, ExitCode
 from xkv_gateway.networks import StorageNetworks
 from xkv_gateway.service.admin import AdminServer, create_app, create_metrics_app
 from xkv_gateway.service.control import ControlService
+from xkv_gateway.service.direct import DirectService
 from xkv_gateway.service.meter import Meter
 from xkv_gateway.service.metrics import AdminSources
 from xkv_gateway.service.waiting import NoCardYet
@@ -156,6 +158,8 @@ class Daemon:
         identity = self._identity()
         target = await self._make_target(undo)
         attached = await self._attach(identity, undo, ports, target)
+        if config.control.direct and isinstance(attached.url, NodeCardUrl):
+            raise ConfigError(f"control.direct: clients cannot reach {attached.url} by themselves")
         if target is not None:
             follow(target, attached)
         session, store = await open_attached(
@@ -167,7 +171,7 @@ class Daemon:
             wall_clock=self._wall_clock,
             entropy=self._entropy,
         )
-        return self._join(ports, attached, session, store, target)
+        return self._join(ports, attached, session, store, target, identity)
 
     async def _make_target(self, undo: AsyncExitStack) -> TargetKeeper | None:
         """Make the SPDK target right before the card is reached through it, where there is one to look after."""
@@ -223,6 +227,7 @@ class Daemon:
         session: CardSession,
         store: CardStore,
         target: TargetKeeper | None,
+        identity: HostIdentity,
     ) -> _Parts:
         config = self._config
         reporter = Reporter(
@@ -234,6 +239,7 @@ class Daemon:
             addresses=ports.addresses,
             state_dir=str(self._state_dir),
             clock=self._clock,
+            host_id=identity.host_id.bytes,
             target=target,
         )
         operator = self._operator = Operator(session, store)
@@ -247,6 +253,7 @@ class Daemon:
             store_wait_ns=config.eviction.store_wait_ms * 1_000_000,
             inline_loads_bytes_max=INLINE_MESSAGES_READ_MAX * self._limits.inline_bytes,
             meter=self._meter,
+            direct=self._direct(store, session, reporter),
         )
         admin = _admin(ports, AdminSources(reporter, self._meter, operator, self._clock), self._storage)
         return _Parts(ports, attached, session, store, service, reporter, admin, target)
@@ -255,6 +262,19 @@ class Daemon:
         """Return the name under which a tenant is counted: those that have no counters of their own have none."""
         tenant = None if self._operator is None else self._operator.tenant(scope)
         return None if tenant is None or tenant.counters is None else tenant.name
+
+    def _direct(self, store: CardStore, session: CardSession, reporter: Reporter) -> DirectService | None:
+        """Return the operations with which clients use the card themselves, where the operator wants them."""
+        config = self._config
+        if not config.control.direct:
+            return None
+        log.warning("direct: every client on this host can read and write the whole card")
+        return DirectService(
+            Direct(store, data_area(session.superblock.layout)),
+            reporter.direct_target,
+            grace_ms=config.control.direct_grace_ms,
+            store_wait_ns=config.eviction.store_wait_ms * 1_000_000,
+        )
 
     # --- serve and stop -------------------------------------------------------------------------------------
 

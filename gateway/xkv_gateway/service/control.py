@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Protocol, assert_never, cast
 
 from xkv_gateway.card.load import Load
 from xkv_gateway.card.save import DURABLE_WAIT_NS, Save
-from xkv_gateway.card.store import CardOffline, CardRecovering, JournalFull
-from xkv_gateway.core.errors import UnknownLease
 from xkv_gateway.core.types import BeginLoad, BeginStore, LeaseId, LoadStatus
 from xkv_gateway.core.types import Delete as DeleteKeys
 from xkv_gateway.core.types import Lookup as LookupKeys
 from xkv_gateway.core.types import LookupMode as CountMode
 from xkv_gateway.service.meter import Meter
 from xkv_gateway.service.order import ConnectionOrder, Footprint
+from xkv_gateway.service.refusals import BUSY_RETRY_AFTER_MS, REFUSED, refusal_of
 from xkv_rpc import messages as m
 from xkv_rpc.errors import ErrorCode, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from xkv_gateway.card.direct import Commit
     from xkv_gateway.card.store import CardStore
     from xkv_gateway.core.types import DeleteOutcome
+    from xkv_gateway.service.direct import DirectService
     from xkv_rpc.calls import Call
     from xkv_rpc.messages import PeerId
 
@@ -38,9 +39,6 @@ NS_PER_MS = 1_000_000
 CORE_MODE = {m.LookupMode.PREFIX: CountMode.PREFIX, m.LookupMode.EACH: CountMode.EACH}
 SIZED = frozenset({LoadStatus.OK, LoadStatus.TOO_SMALL})
 """Of a key with another status the size is not known, or means nothing any more."""
-RECOVERING_RETRY_AFTER_MS = 1000
-BUSY_RETRY_AFTER_MS = 20
-"""About as long as a full set of inline loads takes on a card of ordinary speed."""
 
 
 class Region(Protocol):
@@ -83,6 +81,7 @@ class ControlService:
         store_wait_ns: how long a store waits for room before it is `no_space`.
         inline_loads_bytes_max: payload bytes that all inline loads together may hold in memory while they are read.
         meter: counts what is done.
+        direct: the operations of the feature `direct`, None where it is not offered.
     """
 
     def __init__(
@@ -95,8 +94,11 @@ class ControlService:
         store_wait_ns: int,
         inline_loads_bytes_max: int,
         meter: Meter | None = None,
+        direct: DirectService | None = None,
     ) -> None:
         self._store = store
+        self._direct = direct
+        self._writing: dict[Call, Footprint] = {}
         self._meter = meter or Meter()
         self._hello = hello
         self._regions = regions
@@ -114,19 +116,26 @@ class ControlService:
         """Take a request (see `xkv_rpc.calls.Handler`)."""
         request = call.request
         if isinstance(request, m.Hello):
-            call.reply(self._hello())
+            hello = self._hello()
+            call.reply(hello if self._direct is None or not call.grant.direct else self._direct.hello(hello))
             self._meter.hello(call.peer, request)
             return
         if isinstance(request, m.Ping):
             call.reply(m.PingReply())
             return
         order = self._orders.get(call.peer)
+        if order is None and not isinstance(request, m.Store | m.Reserve | m.Commit):
+            self._start(call)
+            return
+        footprint = _footprint(request, self._direct)
         if order is None:
-            if not isinstance(request, m.Store) or not request.keys:
+            if footprint is None or not footprint.keys:
                 self._start(call)
                 return
             order = self._orders[call.peer] = ConnectionOrder()
-        if order.arrive(call, _footprint(request)):
+        if footprint is not None and footprint.writes and footprint.keys:
+            self._writing[call] = footprint
+        if order.arrive(call, footprint):
             self._start(call)
 
     def _start(self, call: Call) -> None:
@@ -137,20 +146,8 @@ class ControlService:
             self._dispatch(call)
         except RpcError as error:
             self._refuse(call, error)
-        except CardOffline:
-            self._refuse(
-                call, RpcError(ErrorCode.CARD_OFFLINE, "the card cannot be reached; try again later")
-            )
-        except CardRecovering:
-            message = "the run before may still write to the card; lookups and loads are served"
-            self._refuse(
-                call, RpcError(ErrorCode.RECOVERING, message, retry_after_ms=RECOVERING_RETRY_AFTER_MS)
-            )
-        except JournalFull:
-            message = "the journal is being relieved by a checkpoint"
-            self._refuse(call, RpcError(ErrorCode.BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS))
-        except UnknownLease:
-            self._refuse(call, unknown_lease())
+        except REFUSED as error:
+            self._refuse(call, refusal_of(error))
         except Exception:  # noqa: BLE001 - the boundary of a control request (with `_guarded`, its asynchronous half)
             self._refuse(call, _internal(call))
 
@@ -173,6 +170,13 @@ class ControlService:
                 self._store.release(LeaseId(request.lease))
                 call.reply(m.ReleaseReply())
                 self._meter.took(call, self._store.clock())
+            case m.Reserve() | m.Commit() | m.Abort():
+                assert self._direct is not None, "the decoder lets it through where it is offered"
+                work = self._direct.start(call, request)
+                if work is not None:
+                    self._spawn(call, *work, None)
+                else:
+                    self._meter.took(call, self._store.clock())
             case m.Hello() | m.Ping():
                 raise AssertionError("answered on arrival")
             case _:
@@ -180,15 +184,13 @@ class ControlService:
 
     def _refuse(self, call: Call, error: RpcError) -> None:
         call.fail(error)
-        if isinstance(call.request, m.Store):
-            self._finished(call)
+        self._finished(call)
 
     def _finished(self, call: Call) -> None:
-        """Note that a store has taken effect (or never will) and start what waited for it."""
-        footprint = _footprint(call.request)
-        assert footprint is not None
-        if not footprint.keys:
-            return  # nothing waits for a store of nothing
+        """Note that what writes has taken effect (or never will) and start what waited for it."""
+        footprint = self._writing.pop(call, None)
+        if footprint is None:
+            return  # nothing waits for it
         order = self._orders[call.peer]
         for waiting in order.finished(footprint):
             self._start(waiting)
@@ -198,6 +200,11 @@ class ControlService:
     # --- operations -----------------------------------------------------------------------------------------
 
     def _lookup(self, call: Call, request: m.Lookup) -> None:
+        if request.extents:
+            assert self._direct is not None, "the decoder lets it through where it is offered"
+            hits = self._direct.lookup(call, request, CORE_MODE[request.mode])
+            self._meter.lookup(call, request, hits, self._store.clock())
+            return
         outcome = self._store.lookup(
             LookupKeys(
                 request.ns, request.scope, request.keys, CORE_MODE[request.mode], request.lease_ms * NS_PER_MS
@@ -290,7 +297,7 @@ class ControlService:
     def _spawn(
         self,
         call: Call,
-        job: Load | Save | None,
+        job: Load | Save | Commit | None,
         work: Coroutine[None, None, None],
         done: Callable[[], None] | None,
     ) -> None:
@@ -311,7 +318,7 @@ class ControlService:
     def _ended(
         self,
         call: Call,
-        job: Load | Save | None,
+        job: Load | Save | Commit | None,
         work: Coroutine[None, None, None],
         done: Callable[[], None] | None,
         task: asyncio.Task[None],
@@ -327,8 +334,7 @@ class ControlService:
         self._meter.took(call, self._store.clock())
         if done is not None:
             done()
-        if isinstance(call.request, m.Store):
-            self._finished(call)
+        self._finished(call)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for the requests in flight; cancel what is left after `timeout_s`. True: nothing had to be cancelled.
@@ -356,19 +362,16 @@ def _internal(call: Call) -> RpcError:
     return RpcError(ErrorCode.INTERNAL, "the gateway failed on this request; its log says why")
 
 
-def _footprint(request: m.Request) -> Footprint | None:
+def _footprint(request: m.Request, direct: DirectService | None) -> Footprint | None:
     match request:
         case m.Lookup() | m.Load() | m.Delete():
             return Footprint(request.ns, request.scope, request.keys, writes=False)
-        case m.Store():
+        case m.Store() | m.Reserve():
             return Footprint(request.ns, request.scope, request.keys, writes=True)
+        case m.Commit() if direct is not None:
+            return direct.footprint(request)
         case _:
             return None
-
-
-def unknown_lease() -> RpcError:
-    """Return what is said of a lease that cannot be renewed or released."""
-    return RpcError(ErrorCode.UNKNOWN_LEASE, "no such lease, or it can no longer be kept", field="lease")
 
 
 def region_of(regions: Regions, token: bytes) -> Region:

@@ -39,7 +39,17 @@ TOKENS_PER_KEY_VALUES_MAX: Final = 16
 LATENCY_BITS: Final = (16, 34)
 """Bounds of the latencies: 2^16 ns (66 us) to 2^34 ns (17 s)."""
 LAG_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-TIMED: Final = (m.Lookup, m.Load, m.Store, m.Delete, m.Renew, m.Release)
+TIMED: Final = (
+    m.Lookup,
+    m.Load,
+    m.Store,
+    m.Delete,
+    m.Renew,
+    m.Release,
+    m.Reserve,
+    m.Commit,
+    m.Abort,
+)
 
 
 class LookupCell:

@@ -23,6 +23,7 @@ EVICTION_CAUSES: Final = ("watermark", "demand", "quota", "ttl")
 REJECTION_CAUSES: Final = ("over_quota", "no_space", "too_large", "in_progress", "budget")
 QUEUES: Final = ("requests", "loads", "stores")
 LEASE_EVENTS: Final = ("granted", "renewed", "released", "expired", "refused")
+TICKET_EVENTS: Final = ("granted", "committed", "aborted", "expired", "refused")
 
 
 def status_families(status: Status) -> Iterator[Metric]:
@@ -105,6 +106,8 @@ def _room(status: Status) -> Iterator[Metric]:
         ("objects_max", "Objects that the index has room for", usage.objects_max),
         ("leases", "Leases that live", usage.leases),
         ("leased_bytes", "Bytes under leases", usage.leased_bytes),
+        ("tickets", "Tickets whose room clients write to themselves", usage.tickets),
+        ("ticket_bytes", "Payload bytes reserved by tickets", usage.ticket_bytes),
         (
             "admission_budget_bytes",
             "Payload bytes that stores may write in 24 hours; 0: no limit",
@@ -155,5 +158,7 @@ def _cache(counters: Mapping[str, int]) -> Iterator[Metric]:
     yield _by_label("rejected_objects", "Objects that stores did not take", "cause", rejected)
     events = {event: left.pop(f"leases_{event}", 0) for event in LEASE_EVENTS}
     yield _by_label("lease_events", "What happened to leases", "event", events)
+    events = {event: left.pop(f"tickets_{event}", 0) for event in TICKET_EVENTS}
+    yield _by_label("ticket_events", "What happened to tickets", "event", events)
     for name, count in sorted(left.items()):
         yield _counter(f"cache_{name}", f"cache: {name.replace('_', ' ')}", count)

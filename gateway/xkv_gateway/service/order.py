@@ -1,7 +1,7 @@
 """The order of one connection's requests: pure, no I/O.
 
 Requests of one connection take effect in the order of their arrival, though their I/O overlaps. A load takes effect
-when its objects are pinned, a delete when it is applied: both at once. A store takes effect when it is committed,
+when its objects are pinned, a delete when it is applied: both at once. A store takes effect when it is committed (a reservation when it has its room),
 long after it began. So a request that touches a key which an unfinished store of the same connection is writing waits
 for that store, and whatever comes behind a waiting request waits too.
 """

@@ -109,6 +109,9 @@ class UsageStatus:
     objects_max: int
     leases: int
     leased_bytes: int
+    tickets: int = 0
+    """Whose room clients write to themselves."""
+    ticket_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, assert_never
 
 from starlette.responses import JSONResponse, Response
 
+from xkv_gateway.core.errors import UnknownLease, UnknownTicket
 from xkv_gateway.core.types import LoadStatus
-from xkv_gateway.service.control import region_of, unknown_lease, views_of
+from xkv_gateway.service.control import region_of, views_of
 from xkv_gateway.service.metric_status import readiness_families
 from xkv_gateway.service.metrics import CONTENT_TYPE, family_text
 from xkv_gateway.service.problems import RETRY, error_response
+from xkv_gateway.service.refusals import refusal_of
 from xkv_rpc import messages as m
 from xkv_rpc.errors import ErrorCode, RpcError
 
@@ -60,7 +63,8 @@ class NoCardYet:
                     return
                 case m.Lookup():
                     each = request.mode is m.LookupMode.EACH
-                    call.reply(m.LookupReply(0, [None] * len(request.keys) if each else []))
+                    missed = m.LookupReply(0, [None] * len(request.keys) if each else [])
+                    call.reply(replace(missed, extents=[], checksums=[]) if request.extents else missed)
                     self._meter.lookup(call, request, 0, self._clock())
                     return
                 case m.Load():
@@ -70,11 +74,13 @@ class NoCardYet:
                 case m.Store():
                     self._views(request.region, request.offsets, request.sizes)
                     raise _no_card()
-                case m.Delete():
+                case m.Delete() | m.Reserve():
                     raise _no_card()
                 case m.Renew() | m.Release():
                     # None was granted by this run, and those of the run before ended with it.
-                    raise unknown_lease()
+                    raise refusal_of(UnknownLease())
+                case m.Commit() | m.Abort():
+                    raise refusal_of(UnknownTicket())
                 case _:
                     assert_never(request)
         except RpcError as error:
