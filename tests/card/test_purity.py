@@ -17,6 +17,7 @@ PURE: Final = (
 )  # fmt: skip
 ALLOWED: Final = {
     "__future__", "collections.abc", "crc32c", "dataclasses", "enum", "numpy", "numpy.typing", "re", "struct", "typing",
+    "uuid",  # as the text of 16 bytes
 }  # fmt: skip
 
 
