@@ -206,7 +206,9 @@ class IdentifyController(_Structure):
 
     @property
     def in_capsule_bytes(self) -> int:
-        """Most data bytes in a command capsule of an I/O queue."""
+        """Most data bytes in a command capsule of an I/O queue; none where they would not begin behind the entry (ICDOFF)."""
+        if self.in_capsule_data_offset_units:
+            return 0
         return max(0, self.io_command_capsule_units * 16 - 64)
 
 

@@ -26,7 +26,7 @@ from xkv_nvmeof.initiator_admin import (
     look_at_namespace,
 )
 from xkv_nvmeof.initiator_connect import fabrics_connect
-from xkv_nvmeof.initiator_errors import ConnectFailed, NamespaceUnusable, link_failed
+from xkv_nvmeof.initiator_errors import ConnectFailed, link_failed
 from xkv_nvmeof.initiator_link import QueueLink
 from xkv_nvmeof.initiator_socket import connect_socket
 from xkv_nvmeof.logpages import (
@@ -61,6 +61,7 @@ _ACCESS_GROUPS_MAX: Final = 2047
 _LONGEST_TICK_S: Final = 1.0
 _KEEP_ALIVES_PER_TIMEOUT: Final = 3
 _EVENT_PAUSE_S: Final = 0.05
+_EVENT_REFUSED_PAUSE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +264,16 @@ class Association:
         entry = bytearray(builders.async_event_request(0).to_bytes())
         self.admin.link.submit(Exchange(entry, on_finish=self._event))
 
-    def _plan_arming(self) -> None:
+    def _plan_arming(self, pause_s: float = _EVENT_PAUSE_S) -> None:
         """Ask again after a moment, so that a controller that has events without end does not keep this host busy."""
-        self._arm_handle = self.loop.call_later(_EVENT_PAUSE_S, self.arm_events)
+        self._arm_handle = self.loop.call_later(pause_s, self.arm_events)
 
     def _event(self, exchange: Exchange) -> None:
-        if exchange.outcome is not Outcome.COMPLETED or exchange.status or self.over:
+        if exchange.outcome is not Outcome.COMPLETED or self.over:
+            return
+        if exchange.status:
+            # Without a request nothing would be heard of the namespace any more.
+            self._plan_arming(_EVENT_REFUSED_PAUSE_S)
             return
         kind, info = exchange.result & 7, exchange.result >> 8 & 0xFF
         self._plan_arming()
@@ -284,14 +289,17 @@ class Association:
 
         Raises:
             NamespaceUnusable: it is gone.
+            CommandFailed: the controller does not answer that now: nothing is known.
             DeviceError: the association failed meanwhile.
         """
         assert self.admin is not None
         try:
             await self.admin.log_page(LogPageId.CHANGED_NAMESPACES, _CHANGED_NAMESPACES_BYTES)
-            await self.identify_controller()
         except CommandFailed as failed:
-            raise NamespaceUnusable(f"after a namespace event: {failed}") from failed
+            if not failed.do_not_retry:
+                raise
+            # It has no such log, and what it would say is looked at in any case.
+        await self.identify_controller()
         return await self.look()
 
     @property

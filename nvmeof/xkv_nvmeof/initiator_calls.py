@@ -10,7 +10,7 @@ from xkv_nvmeof.command import BlockRange, encode_ranges
 from xkv_nvmeof.host_command import Exchange, Outcome, cut
 from xkv_nvmeof.initiator_errors import command_failed
 from xkv_nvmeof.reservation import EXTENDED
-from xkv_nvmeof.spec import PSDT_SGL, IoOpcode, SglType
+from xkv_nvmeof.spec import PSDT_SGL, IoOpcode, SglType, Status
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,6 +22,8 @@ _ENTRY: Final = Struct("<BB2xI24xI3xBQI12x")
 """A submission entry of an I/O command (Base 3.3.3.1) with cdw10 and cdw11 as the first block."""
 _DATA_IN_PDUS: Final = int(SglType.TRANSPORT_DATA_BLOCK)
 _COMPLETED: Final = Outcome.COMPLETED
+_NOT_ITS_FAULT: Final = frozenset({Status.TRANSIENT_TRANSPORT_ERROR, Status.COMMAND_INTERRUPTED})
+"""Data from this host was damaged on its way, or the controller had to do something else (Base 3.3.3.2.1.1)."""
 _READ: Final = IoOpcode.READ
 _DEALLOCATE: Final = 1 << 2
 
@@ -143,20 +145,29 @@ class Call:
                 if not in_flight and not self._ahead:
                     self._conclude()
                     return False
+            elif (
+                exchange.status in _NOT_ITS_FAULT and not exchange.do_not_retry and self._once_more(exchange)
+            ):
+                return True
             else:
                 self.stop(command_failed(self.what, exchange.status, do_not_retry=exchange.do_not_retry))
         elif outcome is Outcome.CORRUPT:
-            if exchange.tries:
-                self.stop(DataCorrupted(f"{self.what}: the data digest did not match, also when repeated"))
-            elif not self._stopped:
-                exchange.tries += 1
-                self._ahead.append(exchange)
+            if self._once_more(exchange):
                 return True
+            self.stop(DataCorrupted(f"{self.what}: the data digest did not match, also when repeated"))
         else:
             self._lose(association, association.reason, lost=outcome is Outcome.LOST)
         if not self.in_flight and not self._ahead:
             self._conclude()
         return bool(self._ahead)
+
+    def _once_more(self, exchange: Exchange) -> bool:
+        """Send a command again with which nothing is wrong itself; False: that has been done."""
+        if exchange.tries or self._stopped:
+            return False
+        exchange.tries += 1
+        self._ahead.append(exchange)
+        return True
 
     def association_ended(self, association: Association, reason: str) -> None:
         """Conclude a call that waits while there is no association left: nothing more can be sent."""

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from xkv_nvmeof.blockdev import DeviceError
+from xkv_nvmeof.blockdev import CommandFailed, DeviceError
 from xkv_nvmeof.host_settings import ClosedByHost
 from xkv_nvmeof.initiator_errors import AuthenticationRefused, ConnectFailed, NamespaceUnusable
 from xkv_nvmeof.initiator_open import open_association
@@ -207,6 +207,11 @@ class Path:
         try:
             view = await association.reread_namespace()
             await self._offer(association, view)
+            self.backoff.reset()
+        except CommandFailed as error:
+            # Not known is not gone; and there may be no other event.
+            self._log.failure(f"looking at the namespace: {error}")
+            asyncio.get_running_loop().call_later(self.backoff.next_s(), self._namespace_event)
         except (NamespaceUnusable, ConnectFailed) as error:
             if self.association is association:
                 # The association stays: it will tell when the namespace is there again.

@@ -53,6 +53,7 @@ class Script:
     min_page_bytes: int = 4096
     max_queue_entries: int = 128
     in_capsule_bytes: int = 4096
+    in_capsule_offset_units: int = 0
     max_h2c_data_bytes: int = 131_072
     grant_header_digest: bool = False
     grant_data_digest: bool = False
@@ -161,11 +162,16 @@ class PduMaker:
             payload = bytes([payload[0] ^ 1]) + payload[1:]
         return encode(C2HData(cid, offset, len(payload), last, success), self.wire) + payload + tail
 
-    def response(self, cid: int, status: int = 0, result: int = 0) -> bytes:
+    def response(self, cid: int, status: int = 0, result: int = 0, *, do_not_retry: bool = False) -> bytes:
         self._head = (self._head + 1) % self._entries
         dw0, dw1 = result & 0xFFFF_FFFF, result >> 32
         return encode(
-            CapsuleResp(CompletionEntry(cid, status, self._head, dw0=dw0, dw1=dw1).to_bytes()), self.wire
+            CapsuleResp(
+                CompletionEntry(
+                    cid, status, self._head, dw0=dw0, dw1=dw1, do_not_retry=do_not_retry
+                ).to_bytes()
+            ),
+            self.wire,
         )
 
     def r2t(self, cid: int, offset: int, length: int, tag: int = 7) -> bytes:
@@ -333,6 +339,7 @@ class FakeConnection(PduMaker, asyncio.Protocol):
                     volatile_write_cache=script.volatile_write_cache,
                     io_command_capsule_units=4 + script.in_capsule_bytes // 16,
                     io_response_capsule_units=1,
+                    in_capsule_data_offset_units=script.in_capsule_offset_units,
                 ).to_bytes()
             case Cns.NAMESPACE:
                 size = self.target.size_blocks

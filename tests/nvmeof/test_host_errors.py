@@ -15,10 +15,10 @@ import pytest
 from xkv_nvmeof.blockdev import CommandFailed, DataCorrupted, DeviceOffline, DeviceState, OutcomeUnknown
 from xkv_nvmeof.initiator_errors import ConnectFailed
 from xkv_nvmeof.pdu import C2HTermReq, FatalStatus, encode
-from xkv_nvmeof.spec import IoOpcode
+from xkv_nvmeof.spec import IoOpcode, Status
 
 from .broken import BAD_READS, BAD_WRITES, Answer, changed
-from .fake_target import HANG_S, FakeConnection, FakeTarget, Script
+from .fake_target import BLOCK, HANG_S, FakeConnection, FakeTarget, Script
 from .hosts import at_once, connect, connected, pattern
 
 if TYPE_CHECKING:
@@ -217,6 +217,35 @@ async def test_a_flipped_bit_of_data_is_read_again_once(times: int) -> None:
         reads = [entry for qid, entry in target.seen.commands if qid and entry.opcode == IoOpcode.READ]
         assert len(reads) == 2
         assert device.state is DeviceState.ONLINE
+        assert device.counters.reconnects == 0
+
+
+@pytest.mark.parametrize("status", [Status.TRANSIENT_TRANSPORT_ERROR, Status.COMMAND_INTERRUPTED])
+@pytest.mark.parametrize("size", [BLOCK, 8192], ids=["in the capsule", "in PDUs of its own"])
+@pytest.mark.parametrize(
+    ("times", "do_not_retry", "sent"), [(1, False, 2), (2, False, 2), (1, True, 1)], ids=str
+)
+async def test_a_write_with_which_nothing_is_wrong_itself_is_sent_again_once(
+    status: Status, size: int, times: int, do_not_retry: bool, sent: int
+) -> None:
+    left = [True] * times
+
+    def damaged(conn: FakeConnection, entry: SubmissionEntry) -> Sequence[bytes] | None:
+        if conn.qid <= 0 or entry.opcode != IoOpcode.WRITE or not left:
+            return None
+        left.pop()
+        return [conn.response(entry.cid, status, do_not_retry=do_not_retry)]
+
+    async with connected(Script(on_command=damaged)) as (target, device):
+        payload = pattern(size)
+        if times < sent:
+            await device.write_from(0, [memoryview(payload)])
+            assert target.store[:size] == payload
+        else:
+            with pytest.raises(CommandFailed, match=status.name):
+                await device.write_from(0, [memoryview(payload)])
+        writes = [entry for qid, entry in target.seen.commands if qid and entry.opcode == IoOpcode.WRITE]
+        assert len(writes) == sent
         assert device.counters.reconnects == 0
 
 

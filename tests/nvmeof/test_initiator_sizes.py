@@ -44,6 +44,14 @@ async def test_what_is_written_comes_back_at_every_size(in_capsule: int, mdts: i
             assert in_capsule in target.seen.capsule_data_bytes
 
 
+async def test_where_data_in_a_capsule_would_begin_elsewhere_none_is_put_there() -> None:
+    async with connected(Script(in_capsule_offset_units=4)) as (target, device):
+        payload = pattern(BLOCK)
+        await device.write_from(0, [memoryview(payload)])
+        assert target.store[:BLOCK] == payload
+        assert max(target.seen.capsule_data_bytes) == 0
+
+
 @pytest.mark.parametrize("blocks", [1, 20, 200])
 async def test_the_callers_memory_is_its_own_again_at_the_end_of_a_call(blocks: int) -> None:
     """Not only once the collector has been there: a region that is to be unmapped does not wait for it."""
