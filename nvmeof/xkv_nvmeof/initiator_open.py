@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from xkv_nvmeof.blockdev import CommandFailed, DeviceError
 from xkv_nvmeof.initiator_admin import ADMIN_QUEUE_ENTRIES, AdminChannel
@@ -27,7 +27,7 @@ from xkv_nvmeof.spec import (
 )
 
 if TYPE_CHECKING:
-    from xkv_nvmeof.blockdev import DeviceIdentity
+    from xkv_nvmeof.blockdev import DeviceIdentity, Geometry
     from xkv_nvmeof.identify import IdentifyController
     from xkv_nvmeof.initiator_admin import NamespaceView
     from xkv_nvmeof.initiator_options import TargetAddress
@@ -127,7 +127,21 @@ def check_identity(expected: DeviceIdentity, found: DeviceIdentity) -> None:
             raise IdentityChanged(f"another namespace answers: {name} is {texts[1]}, it was {texts[0]}")
 
 
-def check_namespace(opened: NamespaceView, found: NamespaceView) -> None:
+class Namespace(Protocol):
+    """What is known of a namespace, whoever looked at it."""
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """Which one it is."""
+        ...
+
+    @property
+    def geometry(self) -> Geometry:
+        """What it is like."""
+        ...
+
+
+def check_namespace(opened: Namespace, found: Namespace) -> None:
     """Compare the namespace with what it was when the device was opened: it may have another size, and nothing else.
 
     Raises:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 from xkv_nvmeof.aside import Aside
 from xkv_nvmeof.blockdev import DeviceCounters, DeviceState
 from xkv_nvmeof.initiator_errors import ConnectFailed
-from xkv_nvmeof.initiator_open import check_identity
+from xkv_nvmeof.initiator_open import check_namespace
 from xkv_nvmeof.initiator_retry import Backoff, ReconnectLog
 from xkv_nvmeof.kernel import sysfs
 from xkv_nvmeof.kernel.view import subsystem_of
-from xkv_nvmeof.kernel.ways import geometry_of, is_live
+from xkv_nvmeof.kernel.ways import geometry_of, is_gone, is_live
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,14 +189,12 @@ class KernelKeeper:
             if self.state is DeviceState.ONLINE:
                 self._log.lost(reason, closing=False)
             self._set_state(DeviceState.OFFLINE, reason)
-            if not (opened.block / "size").exists():
-                self.use = None
-                use.give_up()
+            if is_gone(opened):
+                self._give_up(use)
             return
         queue = sysfs.queue_of(opened.block)
         if not self._is_the_same(opened, queue):
-            self.use = None
-            use.give_up()
+            self._give_up(use)
             self._set_state(DeviceState.OFFLINE, "another namespace is there now, or none")
             return
         if opened.geometry.size_bytes != queue.size_bytes:
@@ -206,6 +204,12 @@ class KernelKeeper:
             self.counters.reconnects += 1
             self._log.success()
         self._set_state(DeviceState.ONLINE, "connected")
+
+    def _give_up(self, use: Use) -> None:
+        """The namespace is not there any more; where it went, what its cache held may have stayed."""
+        self.use = None
+        use.give_up()
+        self.may_have_lost()
 
     def _is_the_same(self, opened: Opened, queue: sysfs.Queue) -> bool:
         identity = opened.identity
@@ -219,7 +223,7 @@ class KernelKeeper:
             try:
                 opened = await self._way.open(self.seen.identity)
                 try:
-                    check_identity(self.seen.identity, opened.identity)
+                    check_namespace(self.seen, opened)
                 except ConnectFailed:
                     await _close(opened.file)
                     await self._way.leave()

@@ -158,6 +158,15 @@ def block_folder(device_number: int, root: Path = SYSFS) -> Path | None:
         return None
 
 
+def folder_of(block: Path) -> tuple[int, int]:
+    """Return which folder a block device has; (0, 0): none. One that comes later under the same name has another."""
+    try:
+        found = block.stat()
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
 def timeouts(folder: Path) -> list[Path]:
     """Return where the deadlines of commands through a controller are: at its own nodes, also those of single paths."""
     places = (folder / name / "queue" / "io_timeout" for name in _names(folder) if name.startswith("nvme"))

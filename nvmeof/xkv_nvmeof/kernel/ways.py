@@ -48,6 +48,8 @@ class Opened:
     file: BlockFile
     block: Path
     """Its folder in sysfs."""
+    folder: tuple[int, int]
+    """Which folder that is: another device of the same name, a later one, has another."""
     identity: DeviceIdentity
     geometry: Geometry
     nvme: bool
@@ -235,6 +237,7 @@ def _open(path: Path, node: str | None, *, read_only: bool) -> Opened:
         block = sysfs.block_folder(number)
         if block is None:
             raise NamespaceUnusable(f"{path}: Linux does not know this block device (any more)")
+        folder = sysfs.folder_of(block)
         queue = sysfs.queue_of(block)
         _judge(path, queue, read_only=read_only)
         file = BlockFile.open_node(path, number, read_only=read_only)
@@ -243,7 +246,7 @@ def _open(path: Path, node: str | None, *, read_only: bool) -> Opened:
     except OSError as error:
         away = error.errno in {errno.ENOENT, errno.ENXIO, errno.ENODEV}
         raise (ConnectUnanswered if away else NamespaceUnusable)(f"{path}: {_explained(error)}") from error
-    return describe(file, block, queue)
+    return describe(file, block, folder, queue)
 
 
 def _number_of(path: Path, node: str) -> int:
@@ -279,7 +282,7 @@ def _explained(error: OSError) -> str:
             return error.strerror or str(error)
 
 
-def describe(file: BlockFile, block: Path, queue: sysfs.Queue) -> Opened:
+def describe(file: BlockFile, block: Path, folder: tuple[int, int], queue: sysfs.Queue) -> Opened:
     """Return what an open block device is."""
     subsystem, nvme = _subsystem_of(block), (block / "nsid").exists()
     nguid, own_uuid = sysfs.namespace_ids(block) if nvme else (bytes(16), sysfs.foreign_id(block))
@@ -298,7 +301,7 @@ def describe(file: BlockFile, block: Path, queue: sysfs.Queue) -> Opened:
         "io_timeout_ms": io_timeout_ms,
         "late_ms": late_ms,
     }
-    return Opened(file, block, identity, geometry_of(queue), nvme, late_ms, facts)
+    return Opened(file, block, folder, identity, geometry_of(queue), nvme, late_ms, facts)
 
 
 def geometry_of(queue: sysfs.Queue) -> Geometry:
@@ -322,9 +325,14 @@ def _subsystem_of(block: Path) -> Subsystem | None:
     return next((one for one in view if block.name in {each.node for each in one.namespaces}), None)
 
 
+def is_gone(opened: Opened) -> bool:
+    """Tell whether the device that was opened is there no more, whatever has its name now."""
+    return sysfs.folder_of(opened.block) != opened.folder
+
+
 def is_live(opened: Opened) -> tuple[bool, str]:
     """Tell whether commands get to the namespace, and why not."""
-    if not (opened.block / "size").exists():
+    if is_gone(opened):
         return False, "the device is gone"
     if not opened.identity.nqn:
         return True, "attached"

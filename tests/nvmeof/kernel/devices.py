@@ -93,7 +93,10 @@ class FileWay:
         nguid, own_uuid = sysfs.namespace_ids(block)
         identity = DeviceIdentity(NQN, 1, nguid, own_uuid, "0123", "Linux")
         geometry = geometry_of(sysfs.queue_of(block))
-        return Opened(self.file, block, identity, geometry, nvme=True, late_ms=5_000, root=self.fake.root)
+        folder = sysfs.folder_of(block)
+        return Opened(
+            self.file, block, folder, identity, geometry, nvme=True, late_ms=5_000, root=self.fake.root
+        )
 
     async def leave(self) -> None:
         self.left += 1

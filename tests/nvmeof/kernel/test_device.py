@@ -157,6 +157,39 @@ async def test_another_namespace_in_its_place_is_not_used(
     assert device.identity.nguid == b"\x11" * 16
 
 
+async def test_a_device_that_was_replaced_by_its_like_between_two_looks_is_opened_again(
+    way: FileWay, device: KernelDevice, states: asyncio.Queue[DeviceState]
+) -> None:
+    """The same namespace under the same name: what is open is the device that is gone, which never answers again."""
+    before = way.file
+    assert before is not None
+    before.fails = errno.EIO
+    block = way.fake.root / "block/nvme0n1"
+    block.rename(block.with_name("gone"))
+    way.fake.namespace(size_bytes=SIZE)
+    assert await following(states) is DeviceState.OFFLINE
+    assert await following(states) is DeviceState.ONLINE
+    assert way.file is not before
+    assert await read(device, 0, 4096) == bytes(4096)
+    assert device.incarnation
+
+
+async def test_a_namespace_that_was_formatted_otherwise_is_not_used(
+    way: FileWay, device: KernelDevice, states: asyncio.Queue[DeviceState]
+) -> None:
+    reported: asyncio.Queue[int] = asyncio.Queue()
+    device.add_geometry_listener(lambda _before, now: reported.put_nowait(now.block_bytes))
+    way.fake.namespace(size_bytes=SIZE, block_bytes=512)
+    assert await following(states) is DeviceState.OFFLINE
+    async with asyncio.timeout(BACK_S):
+        while "blocks of 512 bytes" not in device.reason:  # noqa: ASYNC110 - it gives no other sign
+            await asyncio.sleep(0.01)
+    way.fake.namespace(size_bytes=SIZE)
+    assert await following(states) is DeviceState.ONLINE
+    assert device.geometry.block_bytes == 4096
+    assert reported.empty()
+
+
 async def test_growth_and_shrinking_are_told_and_the_device_stays_online(
     way: FileWay, device: KernelDevice, states: asyncio.Queue[DeviceState]
 ) -> None:
