@@ -15,6 +15,7 @@ import json
 import logging
 import select
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,9 @@ REQUEST_BYTES_MAX: Final = 32 << 10
 """A target resets the connection of a longer one."""
 REPLY_BYTES_MAX: Final = 64 << 20
 TIMEOUT_MS: Final = 5_000
+LATE_MS: Final = 100
+"""So much longer than its deadline a call may take: its own thread tells what is known, unless it has not come to that."""
+_CLOSED: Final = "the client is closed"
 _CHUNK_BYTES: Final = 256 << 10
 _TAIL_BYTES: Final = 16
 _SILENT: Final = logging.CRITICAL + 1
@@ -227,7 +231,7 @@ class SpdkClient:
         self._pool = ThreadPoolExecutor(CONNECTIONS_MAX, thread_name_prefix="spdk-rpc")
         self._open: set[_Connection] = set()
         self._calls = 0
-        self._closed = False
+        self._closed = threading.Event()
 
     async def call(
         self, method: str, params: Mapping[str, Any] | None = None, *, timeout_ms: int | None = None
@@ -237,18 +241,28 @@ class SpdkClient:
         Raises:
             SpdkError: the subclass says what is known about its effect.
         """
+        if self._closed.is_set():
+            raise SpdkUnreachableError(method, _CLOSED)
         if self._calls >= CALLS_MAX:
             raise SpdkBusyError(method, f"{CALLS_MAX} calls wait already")
-        deadline_ns = self._clock() + (self._timeout_ms if timeout_ms is None else timeout_ms) * 1_000_000
+        timeout_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ns = self._clock() + timeout_ms * 1_000_000
         self._calls += 1
+        future = self._pool.submit(self._call, method, params, deadline_ns)
         try:
-            future = self._pool.submit(self._call, method, params, deadline_ns)
-            return await asyncio.wrap_future(future)
+            async with asyncio.timeout((timeout_ms + LATE_MS) / 1000):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            if future.cancelled():
+                raise SpdkBusyError(method, "other calls took all its time: it was not sent") from None
+            raise SpdkTimeoutError(method, f"{self.address} did not answer in time") from None
         finally:
             self._calls -= 1
 
     def _call(self, method: str, params: Mapping[str, Any] | None, deadline_ns: int) -> Any:
         """Make one call, in a thread of the pool."""
+        if self._closed.is_set():
+            raise SpdkUnreachableError(method, _CLOSED)
         try:
             connection = _Connection(self.address, self._clock, deadline_ns)
         except TimeoutError:
@@ -258,7 +272,7 @@ class SpdkClient:
             raise SpdkUnreachableError(method, message, denied=denied) from None
         self._open.add(connection)
         try:
-            if self._closed:
+            if self._closed.is_set():
                 connection.abort()
             return connection.exchange(method, params)
         except TimeoutError:
@@ -270,8 +284,8 @@ class SpdkClient:
             connection.close()
 
     def close(self) -> None:
-        """End the calls that run; calls that wait are not made. Idempotent, does not wait."""
-        self._closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the calls that run; those that wait, and later ones, fail without being made. Idempotent, does not wait."""
+        self._closed.set()
+        self._pool.shutdown(wait=False)
         for connection in list(self._open):
             connection.abort()

@@ -332,6 +332,42 @@ async def test_the_end_of_the_client_ends_a_call_that_hangs(client: SpdkClient, 
         await asyncio.sleep(0.001)
 
 
+async def hangs(_: dict[str, Any], __: asyncio.StreamWriter) -> bool:
+    await asyncio.sleep(HANG_S)
+    return True
+
+
+async def test_a_call_that_waits_behind_others_that_hang_keeps_its_own_deadline(
+    client: SpdkClient, fake: FakeSpdk
+) -> None:
+    fake.script = hangs
+    others = [asyncio.create_task(client.call("slow", timeout_ms=600_000)) for _ in range(CONNECTIONS_MAX)]
+    while len(fake.calls) < CONNECTIONS_MAX:  # noqa: ASYNC110 - threads
+        await asyncio.sleep(0.001)
+    with pytest.raises(SpdkBusyError, match="not sent"):
+        await client.call("waits", timeout_ms=50)
+    fake.script = None
+    client.close()
+    for result in await asyncio.gather(*others, return_exceptions=True):
+        assert isinstance(result, SpdkError)
+    assert "waits" not in [method for method, _ in fake.calls]
+
+
+async def test_after_the_end_of_the_client_every_call_fails_as_one_without_target(
+    client: SpdkClient, fake: FakeSpdk
+) -> None:
+    fake.script = hangs
+    calls = [asyncio.create_task(client.call("any", timeout_ms=600_000)) for _ in range(CONNECTIONS_MAX + 3)]
+    while len(fake.calls) < CONNECTIONS_MAX:  # noqa: ASYNC110 - threads
+        await asyncio.sleep(0.001)
+    client.close()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results[CONNECTIONS_MAX:]] == [SpdkUnreachableError] * 3
+    with pytest.raises(SpdkUnreachableError, match="closed"):
+        await client.call("later")
+    assert len(fake.calls) == CONNECTIONS_MAX
+
+
 async def test_nothing_is_logged_and_no_handler_stays(
     client: SpdkClient, fake: FakeSpdk, capfd: pytest.CaptureFixture[str]
 ) -> None:
