@@ -57,6 +57,7 @@ class Connection:
         self._stopped = False
         self._rest = b""
         """What came and was not parsed yet."""
+        self._reads = 0
         self._looking = False
         self._writing = False
         self._queue: deque[Buffer] = deque()
@@ -81,9 +82,9 @@ class Connection:
         return not self._closed and bool(self._rest or self._core.messages)
 
     @property
-    def held_bytes(self) -> int:
-        """What is kept of a message that has not come whole."""
-        return self._core.held_bytes
+    def stalled_at(self) -> int | None:
+        """How often it has read, while there is a message that has not come whole and takes room; else None."""
+        return self._reads if self._core.held_bytes else None
 
     def start(self) -> None:
         """Greet, and read from now on."""
@@ -130,6 +131,7 @@ class Connection:
         if not received:
             self.close()
             return
+        self._reads += 1
         self._parsed()
 
     def _parse_rest(self) -> None:

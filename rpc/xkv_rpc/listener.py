@@ -125,11 +125,11 @@ class Listener:
 
     def _look_for_stalled(self, before: dict[PeerId, int]) -> None:
         """End connections that are in the middle of a message, and of which nothing has come since the last look."""
-        held = {peer: one.held_bytes for peer, one in self._connections.items() if one.held_bytes}
-        for peer in held.keys() & before.keys():
-            if held[peer] == before[peer]:
+        stalled = {peer: at for peer, one in self._connections.items() if (at := one.stalled_at) is not None}
+        for peer in stalled.keys() & before.keys():
+            if stalled[peer] == before[peer]:
                 self._connections[peer].close()
-        self._stall_timer = self._loop.call_later(STALL_S, self._look_for_stalled, held)
+        self._stall_timer = self._loop.call_later(STALL_S, self._look_for_stalled, stalled)
 
     def _accept(self, sock: socket.socket, door: Door) -> None:
         for _ in range(ACCEPTS_PER_TURN):

@@ -183,7 +183,7 @@ def test_who_stops_in_mid_message_is_let_go_and_who_goes_on_is_not(served: Serve
     listener = served.server._endpoints._listener
 
     def held() -> dict[PeerId, int]:
-        return {peer: one.held_bytes for peer, one in listener._connections.items() if one.held_bytes}
+        return {peer: at for peer, one in listener._connections.items() if (at := one.stalled_at) is not None}
 
     with connect(served) as stopped, connect(served) as slow, connect(served) as idle:
         for sock in (stopped, slow):
@@ -199,6 +199,26 @@ def test_who_stops_in_mid_message_is_let_go_and_who_goes_on_is_not(served: Serve
         idle.sendall(framed(packed("ping", {})))
         assert ask(slow)["error"]["code"] == "bad_request"
         assert ask(idle)["ok"]
+
+
+def test_who_is_at_the_same_place_of_another_message_goes_on(served: Served) -> None:
+    listener = served.server._endpoints._listener
+    message = framed(packed("ping", {}), bytes(300))
+
+    def looks() -> dict[PeerId, int]:
+        return {peer: at for peer, one in listener._connections.items() if (at := one.stalled_at) is not None}
+
+    with connect(served) as busy:
+        busy.sendall(message[:-100])
+        wait_until(lambda: bool(served.run(looks)), "unheard")
+        before = served.run(looks)
+        busy.sendall(message[-100:] + message[:-100])
+        assert ask(busy)["error"]["code"] == "bad_request"
+        wait_until(lambda: served.run(looks) not in ({}, before), "unheard")
+        served.run(listener._stall_timer.cancel)
+        served.run(lambda: listener._look_for_stalled(before))
+        busy.sendall(message[-100:])
+        assert ask(busy)["error"]["code"] == "bad_request"
 
 
 class Ending(DictService):
