@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tests.card.samples import plain, records, time_records
 from xkv_gateway.card.format_errors import BadField, FormatError, Truncated
+from xkv_gateway.card.journal_format import Ring
+from xkv_gateway.card.layout import JOURNAL_BYTES_MIN
 from xkv_gateway.card.record_codec import (
     FRAME_HEADER,
     RecordKind,
@@ -19,8 +21,10 @@ from xkv_gateway.card.record_codec import (
     encode_record,
     record_bytes_max,
 )
+from xkv_gateway.card.tables import EXTENTS_PER_OBJECT_MAX
 from xkv_gateway.core.records import (
     RECORD_OBJECTS_MAX,
+    RESERVED_OBJECTS_MAX,
     DeleteBatch,
     DeleteCause,
     FreedBatch,
@@ -77,6 +81,42 @@ def numbered(made: list[Record], first_lsn: int) -> list[Record]:
     for index, record in enumerate(made):
         object.__setattr__(record, "lsn", Lsn(first_lsn + index))
     return made
+
+
+def put_of(count: int, extents: int) -> PutBatch:
+    names = ("digests_low", "digests_high", "checksums")
+    wide = {name: np.zeros(count, np.uint64) for name in names}
+    names = ("generations", "namespace_ids", "scope_ids", "sizes_bytes")
+    narrow = {name: np.ones(count, np.uint32) for name in names}
+    return PutBatch(
+        lsn=Lsn(0),
+        slots=np.arange(count, dtype=np.uint32),
+        extent_counts=np.full(count, extents, np.uint8),
+        extent_starts_au=np.zeros(count * extents, np.uint32),
+        extent_counts_au=np.ones(count * extents, np.uint32),
+        **wide,
+        **narrow,
+    )
+
+
+@pytest.mark.parametrize("count", [1, RESERVED_OBJECTS_MAX, RESERVED_OBJECTS_MAX + 1, 2000])
+@pytest.mark.parametrize("extents", [1, EXTENTS_PER_OBJECT_MAX])
+@pytest.mark.parametrize("before", [0, 1, 1000])
+def test_no_batch_is_larger_than_it_may_be_whatever_belongs_together(
+    count: int, extents: int, before: int
+) -> None:
+    put = put_of(count, extents)
+    generations = np.ones(count, np.uint32)
+    delete = DeleteBatch(Lsn(0), DeleteCause.DELETED, put.slots, generations)
+    limit = max(len(encode_record(put)) + 64, Ring(JOURNAL_BYTES_MIN).body_bytes_max)
+    freed: list[Record] = [FreedBatch(Lsn(0), put.slots[:1], generations[:1]) for _ in range(before)]
+    batches = encode_batches(numbered([*freed, put, delete], 1), limit)
+    assert all(len(batch.body) <= limit for batch in batches)
+    of_put, of_delete = (
+        next(n for n, batch in enumerate(batches) if batch.first_lsn <= lsn <= batch.last_lsn)
+        for lsn in (before + 1, before + 2)
+    )
+    assert of_put == of_delete or count > RESERVED_OBJECTS_MAX
 
 
 @RULES

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.crash.bench import NAMESPACE, OBJECTS_MAX, SCOPE, SIZE_BYTES, limits_of
+from tests.crash.bench import GRACE_NS, NAMESPACE, OBJECTS_MAX, SCOPE, SIZE_BYTES, limits_of
 from tests.crash.scenarios import SCENARIOS
 from xkv_gateway.card.blocks import CardBlocks
 from xkv_gateway.card.check import Checker
@@ -145,6 +146,61 @@ def test_stores_and_loads_while_it_shrinks_are_answered_and_what_is_acknowledged
             assert status in {"stored", "io_error", "no_space"}
         await owned_again(life, epoch)
         await expect(life, inside - set(deleted))
+        await life.kill()
+
+    assert base().bench().run(work)
+
+
+def test_who_may_still_write_beyond_the_end_is_waited_for() -> None:
+    """What the index forgets of such an object would be free, and the second superblock comes to where some of it was."""
+
+    async def work(bench: CrashBench) -> None:
+        life, inside = await filled(bench)
+        free_bytes = life.store.engine.usage().free_au * life.session.superblock.layout.au_bytes
+        await life.delete(*(name for name in NAMES if name not in inside))
+        held = await life.reserve(b"held", size_bytes=free_bytes + 2 * OBJECT_BYTES, ttl_s=5)
+        epoch, began_ns = life.session.superblock.stamp.epoch, bench.loop.clock()
+        end_bytes = SMALLER_BYTES - (1 << 20)
+        assert any(offset + length > end_bytes for ranges in held.ranges for offset, length in ranges)
+        life.device.resize(SMALLER_BYTES)
+        await owned_again(life, epoch)
+        assert bench.loop.clock() - began_ns >= 5_000_000_000 + GRACE_NS
+        await expect(life, inside)
+        await life.kill()
+
+    direct = replace(base(), direct=True)
+    assert direct.bench().run(work)
+
+
+def test_one_that_grows_again_meanwhile_has_lost_what_was_beyond_its_end() -> None:
+    async def work(bench: CrashBench) -> None:
+        life, inside = await filled(bench)
+        epoch = life.session.superblock.stamp.epoch
+        life.device.resize(SMALLER_BYTES)
+        life.device.resize(SIZE_BYTES)
+        await owned_again(life, epoch)
+        assert life.session.superblock.layout.size_bytes == SMALLER_BYTES
+        await expect(life, inside)
+        await life.kill()
+
+    assert base().bench().run(work)
+
+
+def test_what_may_still_land_on_a_broken_connection_is_waited_for() -> None:
+    async def work(bench: CrashBench) -> None:
+        life, inside = await filled(bench)
+        epoch = life.session.superblock.stamp.epoch
+        await life.delete(*sorted(inside)[:2])
+        storing = asyncio.create_task(life.save(b"cut short", size_bytes=9000))
+        await asyncio.sleep(0.000_1)
+        life.device.break_connection(1_000_000)
+        settles_at_ns = life.device.settles_at_ns
+        assert await storing != ["stored"]
+        assert life.store.engine.usage().quarantined_au
+        life.device.resize(SMALLER_BYTES)
+        await owned_again(life, epoch)
+        assert bench.loop.clock() >= settles_at_ns > 0
+        await expect(life, inside - set(sorted(inside)[:2]))
         await life.kill()
 
     assert base().bench().run(work)

@@ -263,3 +263,32 @@ async def test_what_cannot_be_is_named(home: Path) -> None:
     ).code == ExitCode.OK  # the last one made the file
     assert (await info(home, f"soft:{file}"))["kind"] == "blank"
     assert (await command(home, "card", "adopt", f"soft:{file}", "--yes")).code == ExitCode.CARD
+
+
+async def test_a_card_that_clients_may_still_write_to_is_not_cut_or_formatted_before_they_are_over(
+    home: Path,
+) -> None:
+    """Also after a clean stop: the gateway is over, its clients are not."""
+    file, waits = home / "card.img", "until the run before certainly cannot write any more"
+    short = {
+        "XKV_CONTROL__LIMITS__LEASE_MS": "1",
+        "XKV_NVME__COMMAND_TIMEOUT_MS": "1000",
+        "XKV_NVME__KEEP_ALIVE_MS": "1000",
+    }
+    direct = {**short, "XKV_CONTROL__DIRECT": "true", "XKV_CONTROL__DIRECT_GRACE_MS": "1000"}
+    mine = ("--state-dir", str(home / "state"))
+
+    async def waited(*words: str) -> bool:
+        finished = await command(home, "card", *words, *mine, **short)
+        assert finished.code == ExitCode.OK, finished.err
+        return waits in finished.out + finished.err
+
+    async with target(file) as url:
+        assert not await waited("format", url)
+        async with serving(home / "state", "--card", url, card=None, **direct) as gateway:
+            assert await gateway.end() == ExitCode.OK
+    resize(file, 128 * MIB)
+    async with target(file, None) as url:
+        assert await waited("adopt", url, "--yes")
+        assert await waited("format", url, "--force")
+        assert not await waited("format", url, "--force"), "nobody was given anything of this one"

@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import replace
 
+import pytest
 import xxhash
 
 from tests.service.test_control import played
@@ -14,6 +15,9 @@ from tests.sim.faults import Faults
 from tests.sim.gateway import RESERVED_BYTES, Gateway, Parts
 from tests.sim.loop import SimLoop
 from tests.sim.medium import Medium
+from xkv_gateway.card.direct import Commit
+from xkv_gateway.card.store import CardOffline
+from xkv_gateway.core.types import StoreStatus, TicketId
 from xkv_rpc import messages as m
 from xkv_rpc.errors import ErrorCode, RpcError
 
@@ -182,6 +186,43 @@ async def reserved_by_other(gateway: Gateway) -> m.ReserveReply:
     reply, _ = await gateway.ask(1, m.Reserve("", b"other", [b"a"], [0], 1000))
     assert isinstance(reply, m.ReserveReply)
     return reply
+
+
+def test_more_than_a_scope_may_ever_have_reserved_is_not_worth_another_try() -> None:
+    async def work(gateway: Gateway, medium: Medium) -> None:
+        del medium
+        most = gateway.engine.tickets.bytes_max
+        keys = most // LIMITS.object_bytes_max + 1
+        names = [b"%d" % number for number in range(keys)]
+        request = m.Reserve("", b"", names, [LIMITS.object_bytes_max] * keys, 1000)
+        answer = await gateway.ask(1, request)
+        assert code_of(answer) is ErrorCode.TOO_LARGE
+        assert isinstance(answer[0], RpcError)
+        assert answer[0].field == "sizes"
+
+    played(work)
+
+
+def test_who_waits_for_a_commit_hears_of_its_end_whenever_that_is() -> None:
+    async def work(gateway: Gateway, medium: Medium) -> None:
+        del medium
+        ticket = TicketId(await written(gateway, await reserved(gateway, b"a")))
+        assert gateway.service._direct is not None
+        direct = gateway.service._direct._direct
+        first, second = Commit(direct, ticket, [None]), Commit(direct, ticket, [None])
+        # The first was over before the second, which had been admitted, had its turn.
+        first.give_up()
+        with pytest.raises(CardOffline):
+            await direct.commit(second)
+        assert not gateway.store.saves
+        third, fourth = Commit(direct, ticket, [SUM]), Commit(direct, ticket, [None])
+        assert gateway.store.saves == 1, "a commit is a store under way"
+        assert await direct.commit(third) == [StoreStatus.STORED]
+        assert await direct.commit(fourth) == [StoreStatus.STORED]
+        assert not gateway.store.saves
+        assert not direct._commits
+
+    played(work)
 
 
 def test_one_checksum_for_each_reserved_key() -> None:

@@ -38,6 +38,10 @@ class TooManyTickets(Exception):  # noqa: N818
     """The scope has as many tickets, or reserved bytes, as it may."""
 
 
+class TooManyBytes(Exception):  # noqa: N818
+    """More than a scope may ever have reserved."""
+
+
 class WrongCount(Exception):  # noqa: N818
     """Not one checksum for each reserved key."""
 
@@ -104,34 +108,32 @@ class Direct:
         Raises:
             CardOffline: nothing was committed; the ticket lives on until its time.
         """
-        ticket = commit.ticket
-        if ticket.statuses is not None:
-            return ticket.statuses
         if not commit.first:
-            return await asyncio.shield(self._commits[ticket.ident])
-        future = self._commits[ticket.ident]
+            return await asyncio.shield(commit.answer)
         try:
-            statuses = await commit.run()
-        except BaseException as error:
-            if not future.done():
-                future.set_exception(error if isinstance(error, CardOffline) else CardOffline())
-                future.exception()  # whoever waits hears of it; nobody has to
-            raise
-        else:
-            future.set_result(statuses)
-            return statuses
+            return await commit.run()
         finally:
-            del self._commits[ticket.ident]
+            self.over(commit)
 
-    def gave_up(self, ticket: Ticket) -> None:
-        """A commit that had begun is not carried out."""
-        future = self._commits.pop(ticket.ident)
-        future.set_exception(CardOffline())
-        future.exception()
+    def over(self, commit: Commit) -> None:
+        """The first commit of its ticket is over: who waits for it hears its answer, or that there is none."""
+        del self._commits[commit.ticket.ident]
+        if commit.ticket.statuses is not None:
+            commit.answer.set_result(commit.ticket.statuses)
+        else:
+            commit.answer.set_exception(CardOffline())
+            commit.answer.exception()  # nobody has to wait
 
-    def begins(self, ticket: Ticket) -> None:
-        """A commit has begun: who asks for the same waits for it."""
-        self._commits[ticket.ident] = asyncio.get_running_loop().create_future()
+    def answer_to(self, ticket: Ticket) -> asyncio.Future[list[StoreStatus]]:
+        """Return what the answer to a commit of the ticket will be: one and the same for all that ask until there is one."""
+        answer = self._commits.get(ticket.ident)
+        if answer is None:
+            answer = asyncio.get_running_loop().create_future()
+            if ticket.statuses is not None:
+                answer.set_result(ticket.statuses)
+            else:
+                self._commits[ticket.ident] = answer
+        return answer
 
 
 class Reserve(Save):
@@ -144,12 +146,15 @@ class Reserve(Save):
         deadline_ns: what found no room by then is `no_space`.
 
     Raises:
-        CardOffline, CardRecovering, TooManyTickets: nothing was reserved.
+        CardOffline, CardRecovering, TooManyTickets, TooManyBytes: nothing was reserved.
     """
 
     def __init__(self, direct: Direct, request: BeginStore, ttl_ns: int, deadline_ns: int) -> None:
-        store = direct.store
-        if not store.engine.tickets.has_room(request.scope, sum(request.sizes_bytes), store.clock()):
+        store, tickets = direct.store, direct.store.engine.tickets
+        size_bytes = sum(request.sizes_bytes)
+        if size_bytes > tickets.bytes_max:
+            raise TooManyBytes
+        if not tickets.has_room(request.scope, size_bytes, store.clock()):
             raise TooManyTickets
         super().__init__(direct.store, request, [memoryview(b"")] * len(request.keys), deadline_ns)
         self._direct = direct
@@ -237,7 +242,9 @@ class Commit:
                 raise WrongCount
             self._store.require_writable()
             self._store.engine.tickets.close(self.ticket)
-            direct.begins(self.ticket)
+            self._store.save_begins()
+        self.answer = direct.answer_to(self.ticket)
+        """Of the first one: there is at most one under way."""
 
     async def run(self) -> list[StoreStatus]:
         """Commit. Returns one status a reserved key.
@@ -252,13 +259,16 @@ class Commit:
             if self.ticket.state is TicketState.CLOSING:
                 tickets.reopen(self.ticket)
                 self._store.changed()
+            self._store.save_ended()
         return statuses
 
     def give_up(self) -> None:
         """Let the ticket live on, instead of `run`."""
         if self.first:
             self._store.engine.tickets.reopen(self.ticket)
-            self._direct.gave_up(self.ticket)
+            self._store.changed()
+            self._store.save_ended()
+            self._direct.over(self)
 
     async def _commit(self) -> list[StoreStatus]:
         store, engine = self._store, self._store.engine

@@ -33,10 +33,13 @@ class Shrinking:
 
     def __init__(self, device: BlockDevice) -> None:
         self._device = device
+        self._least_bytes = device.geometry.size_bytes
         self._news = asyncio.Event()
         device.add_geometry_listener(self._changed)
 
-    def _changed(self, before: Geometry, now: Geometry) -> None:  # noqa: ARG002 - looked at when it matters
+    def _changed(self, before: Geometry, now: Geometry) -> None:  # noqa: ARG002
+        # What has been beyond its end is lost, also where it grows again meanwhile.
+        self._least_bytes = min(self._least_bytes, now.size_bytes)
         self._news.set()
 
     def left_of(self, layout: Layout) -> Layout | None:
@@ -45,11 +48,10 @@ class Shrinking:
         Raises:
             CardLost: too little.
         """
-        size_bytes = self._device.geometry.size_bytes
-        if size_bytes >= layout.size_bytes:
+        if self._least_bytes >= layout.size_bytes:
             return None
         try:
-            return shrunk(layout, size_bytes)
+            return shrunk(layout, self._least_bytes)
         except FormatError as error:
             raise CardLost(f"its namespace has shrunk too far: {error}") from error
 
@@ -64,8 +66,9 @@ class Shrinking:
             self._news.clear()
             await self._news.wait()
         async with store.suspended():
-            while store.saves:
+            while store.saves or self._may_still_be_written(store, left):
                 await store.room(store.clock() + POLL_NS)
+                left = self.left_of(layout) or left
             gone = store.engine.forget_beyond(left.capacity_au, store.clock())
             store.changed()
             await journal.reached(store.engine.last_lsn)
@@ -76,3 +79,7 @@ class Shrinking:
             layout.size_bytes,
             gone,
         )
+
+    def _may_still_be_written(self, store: CardStore, left: Layout) -> bool:
+        """Whether writes may still land that the index, read again, would know nothing of: on what it calls free, or on a superblock."""
+        return store.clock() < self._device.settles_at_ns or store.engine.in_clients_hands(left.capacity_au)

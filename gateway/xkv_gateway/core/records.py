@@ -161,11 +161,13 @@ Record = (
 def inseparable(before: Record | None, record: Record) -> bool:
     """Whether one batch of the journal must hold both: a put of what is only reserved, and the delete that says so.
 
-    With the first alone the objects would be live after a crash, and nobody has written their bytes.
+    With the first alone the objects would be live after a crash, and nobody has written their bytes. More objects are never reserved by one
+    put, and a put and a delete of more need not fit into one batch.
     """
     return (
         isinstance(record, DeleteBatch)
         and isinstance(before, PutBatch)
+        and len(record.slots) <= RESERVED_OBJECTS_MAX
         and len(before.slots) == len(record.slots)
         and bool((before.slots == record.slots).all())
     )

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 BACKLOG_MAX: Final = 1 << 15
 """Objects whose tombstones are not durable yet, from which on nothing more is removed in the background: what one `persisted` may have to
 free, in a few milliseconds, however long the journal takes."""
+SETTLED_PER_TURN: Final = 1 << 13
+"""Objects that one `settle` makes free: what a client that died held, or all that a run before left, may be many more."""
 
 
 class Removal:
@@ -35,8 +37,10 @@ class Removal:
     def __init__(self, state: EngineState, held_until_ns: int = 0) -> None:
         self._state = state
         self._held_until_ns = held_until_ns
-        self._held_back: list[Slots] | None = [] if held_until_ns else None
-        """Doomed objects that would be free, while clients of the run before may still use what is doomed; None: it is over."""
+        self.holding = held_until_ns > 0
+        """Whether nothing that is doomed becomes free: clients of the run before may still read or write it (R3)."""
+        self._held_back: deque[Slots] = deque()
+        """Doomed objects that would be free but for that."""
         self.recorded: set[int] = set()
         """Slots that are not live and that the journal knows: of tickets, from the reservation to the commit."""
         self._tombstones: deque[tuple[Lsn, Slots]] = deque()
@@ -58,11 +62,6 @@ class Removal:
     def backlogged(self) -> bool:
         """Whether what goes in the background has to wait for the journal."""
         return self._backlog >= BACKLOG_MAX
-
-    @property
-    def holding(self) -> bool:
-        """Whether nothing that is doomed becomes free: clients of the run before may still read or write it (R3)."""
-        return self._held_back is not None
 
     def doom(self, slots: Slots, cause: DeleteCause) -> Lsn:
         """Remove LIVE or COMMITTING objects (no repetitions): invisible from here on, recorded, freed later.
@@ -146,16 +145,21 @@ class Removal:
         self._free(unguarded)
 
     def settle(self, now_ns: int) -> None:
-        """End the quarantine of what can be trusted again, and the time of the clients of the run before."""
+        """End the quarantine of what can be trusted again, and the time of the clients of the run before: SETTLED_PER_TURN objects."""
         table = self._state.slots
-        if self._held_back is not None and now_ns >= self._held_until_ns:
-            held_back, self._held_back = self._held_back, None
+        if self.holding and now_ns >= self._held_until_ns:
+            self.holding = False
             for _, part in self._tombstones:
                 self._count_pending(part[~table.guarded(part)], 1)
-            if held_back:
-                self._free(np.concatenate(held_back))
+        left = SETTLED_PER_TURN
+        while left and self._held_back and not self.holding:
+            part = self._held_back.popleft()
+            if len(part) > left:
+                self._held_back.appendleft(part[left:])
+            self._free(part[:left])
+            left -= min(left, len(part))
         settled: list[int] = []
-        while self._quarantine and self._quarantine[0][0] <= now_ns:
+        while len(settled) < left and self._quarantine and self._quarantine[0][0] <= now_ns:
             _, slot, generation = heapq.heappop(self._quarantine)
             assert table.generation[slot] == generation, "a quarantined slot was reused"
             settled.append(slot)
@@ -191,7 +195,7 @@ class Removal:
     def next_deadline(self) -> int | None:
         """When `settle` has something to do."""
         ends_ns = [self._quarantine[0][0]] if self._quarantine else []
-        if self._held_back is not None:
+        if self.holding or self._held_back:
             ends_ns.append(self._held_until_ns)
         return min(ends_ns, default=None)
 
@@ -201,7 +205,7 @@ class Removal:
             self._state.recency.forget(slots)
 
     def _count_pending(self, slots: Slots, sign: int) -> None:
-        if self._held_back is not None:
+        if self.holding:
             return  # they wait for more than their tombstones
         slots = self._without_held(slots)
         slots = slots[~self._state.slots.must_erase[slots]]
@@ -237,7 +241,7 @@ class Removal:
         """DOOMED, unguarded, tombstone durable: the units are free, or held if they were corrupt."""
         if not len(slots):
             return
-        if self._held_back is not None:
+        if self.holding:
             self._held_back.append(slots)
             return
         table = self._state.slots

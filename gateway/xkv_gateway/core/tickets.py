@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from .types import BeginStore, EngineLimits, Lsn, WritePlan
 
 TICKET_ID_BYTES: Final = 16
-EXPIRIES_PER_TURN: Final = 64
-"""Tickets ended in one call; those left are over all the same, by the clock."""
-CLOSING_LOOK_NS: Final = 1_000_000_000
-"""How soon a ticket is looked at again whose time is over while it is being committed."""
+EXPIRED_KEYS_PER_TURN: Final = 1 << 12
+"""Objects of tickets that are ended in one call, but for those of the last; tickets that are left are over all the same, by the clock."""
 NOT_BEGUN_NS: Final = 1 << 63
 """Later than any time."""
 _ENDED: Final = "the ticket ended, or never was"
@@ -101,6 +99,11 @@ class Tickets:
 
     # --- bounds ---------------------------------------------------------------------------------------------
 
+    @property
+    def bytes_max(self) -> int:
+        """The most that a scope may have in tickets."""
+        return self._limits.leased_bytes_per_scope_max
+
     def has_room(self, scope: bytes, size_bytes: int, now_ns: int) -> bool:
         """Whether the scope may have one more ticket over so many bytes: its bounds are those of its leases."""
         self._enter(now_ns)
@@ -150,7 +153,7 @@ class Tickets:
     def begin(self, ticket: Ticket, ttl_ns: int, now_ns: int) -> None:
         """Its rows are durable, and its extents leave: from here on its time counts."""
         ticket.deadline_ns = now_ns + min(ttl_ns, self._limits.lease_ttl_max_ns)
-        heapq.heappush(self._heap, (ticket.deadline_ns, ticket.ident))
+        self._await_end(ticket)
 
     def find(self, ident: TicketId, now_ns: int) -> Ticket:
         """Return a ticket whose time is not over, in whatever state.
@@ -172,12 +175,14 @@ class Tickets:
         """The commit came to nothing, and may be asked for again while the ticket lasts."""
         assert ticket.state is TicketState.CLOSING
         ticket.state = TicketState.OPEN
+        self._await_end(ticket)
 
     def done(self, ticket: Ticket, statuses: list[StoreStatus]) -> None:
         """The commit has ended; the plans are committed or given back."""
         assert ticket.state is TicketState.CLOSING
         self._count(ticket, 0, -ticket.size_bytes)
         ticket.state, ticket.statuses, ticket.plans = TicketState.DONE, statuses, []
+        self._await_end(ticket)
         self._counters.tickets_committed += 1
 
     def abort(self, ticket: Ticket, now_ns: int, *, settled: bool) -> None:
@@ -188,18 +193,15 @@ class Tickets:
         self._end(ticket, None if settled else now_ns + self._limits.direct_grace_ns)
 
     def expire(self, now_ns: int) -> None:
-        """End tickets whose time is over, at most EXPIRIES_PER_TURN."""
-        for _ in range(EXPIRIES_PER_TURN):
-            if not self._heap or self._heap[0][0] > now_ns:
-                return
+        """End tickets whose time is over, and no further one after EXPIRED_KEYS_PER_TURN objects."""
+        left = EXPIRED_KEYS_PER_TURN
+        while left > 0 and self._heap and self._heap[0][0] <= now_ns:
             deadline_ns, ident = heapq.heappop(self._heap)
             ticket = self.by_id.get(ident)
-            if ticket is None:
-                continue
-            if ticket.state is TicketState.CLOSING:
-                # Looked at again: until then its commit has ended, or it is looked at once more.
-                heapq.heappush(self._heap, (now_ns + CLOSING_LOOK_NS, ident))
-            elif ticket.state is TicketState.DONE:
+            left -= 1 if ticket is None else 1 + len(ticket.plans)
+            if ticket is None or ticket.state is TicketState.CLOSING:
+                continue  # its commit ends it, or sees to it that it is looked at again
+            if ticket.state is TicketState.DONE:
                 self._forget(ticket)
             else:
                 self._counters.tickets_expired += 1
@@ -228,6 +230,10 @@ class Tickets:
         """Slots that open tickets hold; for audits."""
         opened = [ticket for ticket in self.by_id.values() if ticket.state is TicketState.OPEN]
         return [plan.slot for ticket in opened for plan in ticket.plans]
+
+    def _await_end(self, ticket: Ticket) -> None:
+        """See to it that `expire` comes upon it; it may be there already."""
+        heapq.heappush(self._heap, (ticket.deadline_ns, ticket.ident))
 
     def _end(self, ticket: Ticket, settles_at_ns: int | None) -> None:
         self._stores.abort(ticket.plans, settles_at_ns)

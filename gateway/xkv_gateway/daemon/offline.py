@@ -253,13 +253,17 @@ async def _settle(door: Door, attached: AttachedCard, blocks: CardBlocks, sight:
             await ownership.write_both(
                 blocks, await _owned(door, attached, blocks, before, run), first_copy=_first_copy(sight)
             )
-    # Clients of a run before may write to what it handed out, also when it has ended in order.
-    handed_out_ms = 0 if before is None else ownership.held_until_ns(before, 0) // ownership.NS_PER_MS
+    handed_out_ms = _handed_out_ms(sight.superblock)
     if sight.clean and not handed_out_ms:
         return
     keep_alive_ms = door.config.nvme.keep_alive_ms if before is None else before.keep_alive_ms
     # An owner that lives ends by itself, and its last command with it.
     await _wait(door, max(keep_alive_ms, door.config.nvme.command_timeout_ms, handed_out_ms))
+
+
+def _handed_out_ms(seen: Superblock | None) -> int:
+    """Return for how long clients of a run before may write to what it handed out, also when it has ended in order."""
+    return 0 if seen is None else ownership.held_until_ns(seen, 0) // ownership.NS_PER_MS
 
 
 async def _wait(door: Door, keep_alive_ms: int) -> None:
@@ -348,10 +352,13 @@ async def adopt(door: Door, seen: Superblock) -> Superblock:
         sight = await look(device, blocks)
         if sight.superblock != seen:
             raise CardUnavailableError("the card has changed since it was looked at: look again")
-        if not sight.clean and attached.soft_card is None:
-            if await owner_lives(blocks, sight):
+        if attached.soft_card is None:
+            if not sight.clean and await owner_lives(blocks, sight):
                 raise in_use(seen)
-            await _wait(door, seen.keep_alive_ms)
+            # What reaches beyond the end of a card that has shrunk is dropped, and with it what a client may still write to.
+            handed_out_ms = _handed_out_ms(seen) if _layout_of(sight) != seen.layout else 0
+            if handed_out_ms or not sight.clean:
+                await _wait(door, max(handed_out_ms, 0 if sight.clean else seen.keep_alive_ms))
         facts = ownership.facts_of(device)
         async with _reserved(door, device, insist=False) as run:
             ours = replace(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from xkv_gateway.card.direct import Commit, Reserve, TooManyTickets, WrongCount
+from xkv_gateway.card.direct import Commit, Reserve, TooManyBytes, TooManyTickets, WrongCount
 from xkv_gateway.card.store import CardOffline
 from xkv_gateway.core.types import BeginStore, Lookup, LookupOutcome, TicketId
 from xkv_gateway.service.order import Footprint
@@ -113,6 +113,9 @@ class DirectService:
             return Reserve(self._direct, keys, request.ttl_ms * NS_PER_MS, deadline_ns)
         except TooManyTickets:
             raise _too_many() from None
+        except TooManyBytes:
+            message = "more than a scope may have reserved: ask for fewer keys"
+            raise RpcError(ErrorCode.TOO_LARGE, message, field="sizes") from None
 
     @staticmethod
     async def _finish_reserve(call: Call, reserve: Reserve) -> None:
