@@ -177,14 +177,20 @@ class BlockingCalls:
         ttl_ms: int,
         timeout_ms: int | None = None,
     ) -> ReserveReply:
-        """Have room made that the caller writes to itself (direct). It may be written to until `ttl_ms` after this call was made."""
+        """Have room made that the caller writes to itself (direct).
+
+        It may be written to until `ttl_ms`, or `limits.lease_ms` of `hello` if that is less, after this call was made.
+        """
         reply, _ = self.call(Reserve(ns, scope, keys, sizes, ttl_ms), timeout_ms=timeout_ms)
         return _as(ReserveReply, reply)
 
     def commit(
         self, ticket: bytes, checksums: Sequence[int | None], *, timeout_ms: int | None = None
     ) -> list[StoreStatus]:
-        """Say that the reserved keys are written and flushed; XXH3-64 of each, None: it is read back. May be repeated."""
+        """Say that the reserved keys are written and flushed, and that no write to them can be executed any more. May be repeated.
+
+        Takes the XXH3-64 of each; None: what is there now is read and taken for it.
+        """
         reply, _ = self.call(Commit(ticket, list(checksums)), timeout_ms=timeout_ms)
         return [StoreStatus(result) for result in _as(CommitReply, reply).results]
 
@@ -325,14 +331,20 @@ class AsyncCalls:
         ttl_ms: int,
         timeout_ms: int | None = None,
     ) -> ReserveReply:
-        """Have room made that the caller writes to itself (direct). It may be written to until `ttl_ms` after this call was made."""
+        """Have room made that the caller writes to itself (direct).
+
+        It may be written to until `ttl_ms`, or `limits.lease_ms` of `hello` if that is less, after this call was made.
+        """
         reply, _ = await self.call(Reserve(ns, scope, keys, sizes, ttl_ms), timeout_ms=timeout_ms)
         return _as(ReserveReply, reply)
 
     async def commit(
         self, ticket: bytes, checksums: Sequence[int | None], *, timeout_ms: int | None = None
     ) -> list[StoreStatus]:
-        """Say that the reserved keys are written and flushed; XXH3-64 of each, None: it is read back. May be repeated."""
+        """Say that the reserved keys are written and flushed, and that no write to them can be executed any more. May be repeated.
+
+        Takes the XXH3-64 of each; None: what is there now is read and taken for it.
+        """
         reply, _ = await self.call(Commit(ticket, list(checksums)), timeout_ms=timeout_ms)
         return [StoreStatus(result) for result in _as(CommitReply, reply).results]
 

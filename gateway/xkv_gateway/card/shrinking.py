@@ -82,4 +82,6 @@ class Shrinking:
 
     def _may_still_be_written(self, store: CardStore, left: Layout) -> bool:
         """Whether writes may still land that the index, read again, would know nothing of: on what it calls free, or on a superblock."""
-        return store.clock() < self._device.settles_at_ns or store.engine.in_clients_hands(left.capacity_au)
+        return store.clock() < self._device.settles_at_ns or store.engine.tickets.in_clients_hands(
+            left.capacity_au
+        )

@@ -247,11 +247,6 @@ class Engine:
         self._removal.doom(slots, DeleteCause.CORRUPT)
         return len(slots)
 
-    def in_clients_hands(self, unit: int) -> bool:
-        """Whether clients may still write to units from this one on: of tickets, or of what a run before has handed out."""
-        recorded = self._removal.recorded
-        return self._removal.holding or not recorded.isdisjoint(self._state.slots.reaching(unit).tolist())
-
     def set_rules(self, rules: EvictionRules, written_bytes_per_day: int) -> None:
         """From now on these rules of eviction and this budget hold; what they take away goes in the next cycles."""
         self._state.rules = rules

@@ -163,6 +163,11 @@ class Stores:
             assert lsn == put + 1, "what belongs together is one batch of the journal"
         return lsn
 
+    def in_clients_hands(self, unit: int) -> bool:
+        """Whether clients may still write to units from this one on: of tickets, or of what a run before has handed out."""
+        recorded = self._removal.recorded
+        return self._removal.holding or not recorded.isdisjoint(self._state.slots.reaching(unit).tolist())
+
     def persisted(self, lsn: Lsn) -> None:
         """Puts up to `lsn` are durable: what was not removed meanwhile is LIVE."""
         table = self._state.slots

@@ -208,6 +208,10 @@ class Tickets:
                 # The time of the grace counts from the end of the ticket, not from when somebody looked.
                 self._end(ticket, deadline_ns + self._limits.direct_grace_ns)
 
+    def in_clients_hands(self, unit: int) -> bool:
+        """Whether clients may still write to units from this one on, also where their tickets have ended."""
+        return self._stores.in_clients_hands(unit)
+
     def next_deadline(self) -> int | None:
         """When `expire` has something to do."""
         return self._heap[0][0] if self._heap else None
