@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tests.sim.medium import Image
 
 SETTLED_S: Final = FAULTS.settle_ns / 1e9 + 1
+BEHIND_THE_END_S: Final = 0.001
+"""So long what an operation has set going may go on behind its end."""
 
 
 DEEP: Final = 6
@@ -241,6 +243,9 @@ async def _dies_and_is_followed(scenario: Scenario, bench: CrashBench, landing: 
     bench.fuse.on_blow = lambda: None if blown.done() else blown.set_result(None)
     acting = asyncio.ensure_future(scenario.act(bench))
     await asyncio.wait((acting, blown), return_when=asyncio.FIRST_COMPLETED)
+    if not blown.done():
+        # It has ended, and what it has set going (the record of what became free) has not.
+        await asyncio.wait((blown,), timeout=BEHIND_THE_END_S)
     assert blown.done(), "a run is the same each time"
     dying, bench.told = bench.told, bench.told.copy()
     for number in sorted(bench.medium.in_flight):
