@@ -19,6 +19,7 @@ from xkv_rpc.errors import (
     ConnectionLostError,
     GatewayUnreachableError,
 )
+from xkv_rpc.names import look_up
 from xkv_rpc.sending import VECTORS_MAX
 from xkv_rpc.unixpath import check_socket_path
 
@@ -81,6 +82,10 @@ class Wire:
         remaining_ns = deadline_ns - self._clock()
         if remaining_ns <= 0:
             raise CallTimeoutError
+        if family == socket.AF_INET:
+            assert isinstance(address, tuple)
+            address = look_up(*address, remaining_ns / 1e9)
+            remaining_ns = max(deadline_ns - self._clock(), 1)
         self._socket.settimeout(remaining_ns / 1e9)
         self._socket.connect(address)
         self._socket.setblocking(False)

@@ -23,10 +23,12 @@ from xkv_rpc.errors import (
     BadReplyError,
     CallTimeoutError,
     ConnectionLostError,
+    GatewayUnavailableError,
     GatewayUnreachableError,
     XkvRpcError,
 )
 from xkv_rpc.messages import StoreStatus
+from xkv_rpc.names import LOOKUPS_MAX
 from xkv_rpc.session import BreakerState, ClientOptions
 from xkv_rpc.wire import Wire
 
@@ -150,6 +152,40 @@ def test_a_peer_that_accepts_and_says_nothing_is_unreachable_in_time() -> None:
     started = time.monotonic()
     assert isinstance(outcome(lambda peer: peer.stream.read() and None, options), GatewayUnreachableError)
     assert time.monotonic() - started < 10
+
+
+def test_a_name_server_that_is_silent_costs_a_call_no_more_than_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+    asked: list[str] = []
+
+    def silent(host: str) -> str:
+        asked.append(host)
+        assert over.wait(HANG_S)
+        return "127.0.0.1"
+
+    monkeypatch.setattr(socket, "gethostbyname", silent)
+    options = ClientOptions(timeout_ms=100, connect_timeout_ms=50, backoff_min_ms=1, backoff_max_ms=1)
+    with Client("tcp://gateway.example:1", options) as client:
+        said = ""
+        while "name servers" not in said:
+            with pytest.raises(GatewayUnavailableError) as caught:
+                client.ping()
+            said = str(caught.value)
+    assert len(asked) == LOOKUPS_MAX, "those that hang are few"
+    over.set()
+    wait_until(lambda: "name-lookup" not in {thread.name for thread in threading.enumerate()}, "still there")
+
+
+def test_a_name_is_looked_up_and_one_that_stands_for_nothing_is_said() -> None:
+    with serving(DictService()) as served:
+        port = served.endpoint.rpartition(":")[2]
+        with Client(f"tcp://localhost:{port}", PATIENT) as client:
+            client.ping()
+    for name in ("no-such-host.invalid", "x" * 70 + ".invalid"):
+        with Client(f"tcp://{name}:1", PATIENT) as client, pytest.raises(GatewayUnreachableError):
+            client.ping()
 
 
 def test_a_refused_connection_is_heard_at_once() -> None:
