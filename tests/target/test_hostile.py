@@ -115,7 +115,8 @@ async def test_the_command_that_shows_a_target_tells_what_it_cannot_read(home: P
 class Restarting:
     """A target that is restarted right before one of its calls."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, *, same_pid: bool = False) -> None:
+        self._same_pid = same_pid
         self.model = ModelVolumes()
         self.calls = 0
         self.half = False
@@ -125,19 +126,24 @@ class Restarting:
     def handle(self, method: str, params: dict[str, Any]) -> Any:
         self.calls += 1
         if self.calls == self._at:
-            self.model = self.model.restarted()
+            pid, self.model = self.model.pid, self.model.restarted()
+            if self._same_pid:  # as in a container
+                self.model.pid = pid
         answer = self.model.handle(method, params)
         self.half |= any(one["listeners"] and not one["namespaces"] for one in self.model.subsystems.values())
         return answer
 
 
+@pytest.mark.parametrize("same_pid", [False, True], ids=["another pid", "same pid"])
 @pytest.mark.parametrize("variant", ["plain", "keys"])
-async def test_a_target_that_restarts_at_any_call_is_made_all_the_same(tmp_path: Path, variant: str) -> None:
+async def test_a_target_that_restarts_at_any_call_is_made_all_the_same(
+    tmp_path: Path, variant: str, same_pid: bool
+) -> None:
     settings = VARIANTS["keys"] if variant == "keys" else {}
     at, calls, life = 0, 0, Restarting(0)
     while at <= calls:
         at, before = at + 1, life.model
-        life = Restarting(at)
+        life = Restarting(at, same_pid=same_pid)
         async with target(tmp_path, life.model) as (fake, client, desired):
             fake.handle = life.handle
             wished = replace(wanted(**settings), rpc=desired.rpc)

@@ -245,8 +245,8 @@ def bdev(product: str = "AIO disk", size: int = 64 << 20, block: int = 4096, **m
     return lambda model: model.add_bdev("xkv-bdev0", product, size, block, **specific)
 
 
-def elsewhere(model: ModelVolumes) -> None:
-    model.add_bdev("theirs2", "AIO disk", 1 << 20, 512, aio={"filename": "/srv/card.img"})
+def elsewhere(path: str) -> Any:
+    return lambda model: model.add_bdev("theirs2", "AIO disk", 1 << 20, 512, aio={"filename": path})
 
 
 def exported(model: ModelVolumes) -> None:
@@ -283,7 +283,8 @@ def other_store(model: ModelVolumes) -> None:
         (bdev(uuid="11111111-2222-4333-8444-555555555555"), {}, "its UUID is"),
         (bdev(aio={"filename": "/srv/other.img"}), {}, "it is the file /srv/other.img"),
         (bdev("Malloc disk", size=32 << 20), {"bdev": MALLOC}, "it has 32 MiB, not 64 MiB"),
-        (elsewhere, {}, "in use as the bdev theirs2"),
+        (elsewhere("/srv/card.img"), {}, "in use as the bdev theirs2"),
+        (elsewhere("/srv//./card.img"), {}, "in use as the bdev theirs2"),
         (exported, {}, "is a namespace of nqn.x:y already"),
         (claimed, {"lvol": VOLUME}, "in use by something else"),
         (other_store, {"lvol": VOLUME}, "is on theirs, not on xkv-bdev0"),

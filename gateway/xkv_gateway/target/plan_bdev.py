@@ -6,6 +6,7 @@ bear something, but for the store of volumes, which the step says of itself.
 
 from __future__ import annotations
 
+from posixpath import normpath
 from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.sizes import format_size
@@ -99,10 +100,10 @@ def _make(draft: Draft) -> bool:
 
 
 def _judge_file(draft: Draft) -> None:
-    """Two bdevs on one file would write over each other."""
+    """Two bdevs on one file would write over each other, however its path is spelled."""
     wanted = draft.desired.bdev
     for bdev in draft.actual.bdevs:
-        if bdev.file is not None and bdev.file == wanted.file:
+        if bdev.file is not None and wanted.file is not None and normpath(bdev.file) == normpath(wanted.file):
             draft.refusals.append(f"{wanted.file} is in use as the bdev {bdev.name} already")
 
 
