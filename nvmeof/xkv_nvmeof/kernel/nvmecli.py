@@ -119,7 +119,7 @@ def parse_view(subsystems: bytes, devices: bytes, version: str) -> View:
     listed = parse(subsystems, version)
     found = list(_subsystems(listed, version)) if listed else []
     namespaces = parse_namespaces(devices, version)
-    view = []
+    view: dict[tuple[str, str], Subsystem] = {}
     for entry, host_nqn, host_id in found:
         nqn = _text(entry, "NQN", "SubsystemNQN")
         controllers = tuple(
@@ -127,14 +127,20 @@ def parse_view(subsystems: bytes, devices: bytes, version: str) -> View:
         )
         names = {one.name for one in controllers}
         # The flat list knows no NQN, but the subsystem has its number in its own name and in its nodes'.
-        number = _text(entry, "Name").removeprefix("nvme-subsys")
+        name = _text(entry, "Name")
+        number = name.removeprefix("nvme-subsys")
         behind = tuple(
             one
             for where, one in namespaces
             if where == nqn or (not where and _instance(one.node) == number) or where in names
         )
-        view.append(Subsystem(nqn, controllers, behind))
-    return tuple(view)
+        # It is told once for each host that this machine is connected as, and is one all the same.
+        before = view.get((nqn, name))
+        if before is not None:
+            controllers = (*before.controllers, *controllers)
+            behind = tuple(dict.fromkeys((*before.namespaces, *behind)))
+        view[nqn, name] = Subsystem(nqn, controllers, behind)
+    return tuple(view.values())
 
 
 def parse_namespaces(output: bytes, version: str) -> list[tuple[str, Namespace]]:

@@ -255,6 +255,24 @@ STRANGE = [
 ]
 
 
+def test_a_subsystem_that_is_told_once_for_each_host_is_one() -> None:
+    other = {**PATHS[0], "Name": "nvme4"}
+    hosts = [
+        {**HOST, "Subsystems": [ENTRY]},
+        {
+            "HostNQN": "nqn.other",
+            "HostID": str(uuid.UUID(int=9)),
+            "Subsystems": [{**ENTRY, "Paths": [other]}],
+        },
+    ]
+    (found,) = parse_view(encoded(hosts), encoded(LISTS["flat"]), "2.9")
+    assert [(one.name, one.host_nqn) for one in found.controllers] == [
+        ("nvme0", HOST_NQN),
+        ("nvme4", "nqn.other"),
+    ]
+    assert [one.node for one in found.namespaces] == ["nvme0n1"]
+
+
 def test_a_part_of_a_document_is_not_taken_for_it() -> None:
     host = b'{"HostNQN":"h","HostID":"1","Subsystems":[]}'
     for cut in (b"[" + host, b"[" + host + b",{", b"[" + host + b', nan" ]', b'{"a":' + host + b",]}"):
