@@ -382,6 +382,7 @@ class SimDevice:
     def _land(self, number: int) -> None:
         if number in self.medium.in_flight and not self._kept_out():
             self.medium.execute(number)
+            self.injected.landed_late += 1
 
     def _reconnect(self) -> None:
         self._back_online = None

@@ -37,6 +37,8 @@ class Injected:
     """Of the breaks: those at which the target lost its power."""
     unknown_outcomes: int = 0
     late_writes: int = 0
+    landed_late: int = 0
+    """Of these, so far."""
     failures: int = 0
     read_faults: int = 0
     """Transient flips, misdirected reads and failed digests."""

@@ -236,9 +236,12 @@ class WarmWorld(World):
         )
 
     async def _start_gateway(self) -> None:
+        landed = self._landed_late()
         try:
             device, gateway = await self._begun()
         except (CardUnavailableError, CardLost):
+            if self._landed_late() == landed:
+                raise
             # A beat of the dead process landed late, so that it seemed to live. Once nothing can land any more, it must open.
             await asyncio.sleep(self._faults.settle_ns / 1e9)
             device, gateway = await self._begun()
@@ -252,6 +255,10 @@ class WarmWorld(World):
         self._raise_breaches()
         device.faults = self._faults
         self._up.set()
+
+    def _landed_late(self) -> int:
+        """Writes of the run before that landed after its end."""
+        return self.gateway.device.injected.landed_late if hasattr(self, "gateway") else 0
 
     async def _begun(self) -> tuple[SimDevice, CardGateway]:
         """Start a run; returns when it has the card. Raises CardUnavailableError, CardLost."""
