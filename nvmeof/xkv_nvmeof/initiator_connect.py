@@ -47,6 +47,7 @@ async def fabrics_connect(
 
     Raises:
         ConnectRefused: with the controller's status.
+        ConnectUnanswered: it has no room now.
         AuthenticationRefused: one of the two does not prove itself.
         ConnectFailed: the connection ended.
     """
@@ -59,8 +60,11 @@ async def fabrics_connect(
         answer = await execute(link, command.to_entry(), what, deadline_ns, send=data, connect=True)
     except CommandFailed as failed:
         status = failed.status_code_type << 8 | failed.status_code
-        hint = _CONNECT_HINTS.get(status, "")
-        raise ConnectRefused(f"{what} refused: {status_name(status)}{hint}", status=status) from None
+        message = f"{what} refused: {status_name(status)}{_CONNECT_HINTS.get(status, '')}"
+        if status == Status.CONNECT_CONTROLLER_BUSY:
+            # It may still keep the connections of a host that is gone.
+            raise ConnectUnanswered(message) from None
+        raise ConnectRefused(message, status=status) from None
     requirement = AuthenticationRequirement(answer.result >> 16 & AuthenticationRequirement.ALL)
     await _authenticate_if_due(link, options, deadline_ns, nqn, f"queue {qid}", requirement, entropy)
     return answer.result & 0xFFFF

@@ -17,7 +17,7 @@ class ConnectFailed(DeviceError):  # noqa: N818
 
 
 class ConnectUnanswered(ConnectFailed):
-    """Nobody is there, or whoever is does not answer, or ended the connection: it may be another thing in a moment."""
+    """Nobody is there, or whoever is does not answer, has no room, or ended the connection: it may be another thing in a moment."""
 
 
 class ConnectRefused(ConnectFailed):

@@ -69,6 +69,8 @@ class Path:
         self._log = ReconnectLog(_logger, host.clock)
         self._wake = asyncio.Event()
         self._look_again = False
+        self._later: asyncio.TimerHandle | None = None
+        """When it is looked at the namespace again, whatever is told of it."""
         self._access_again = False
         self._hurry = False
         self._closing = False
@@ -122,6 +124,8 @@ class Path:
     async def aclose(self) -> None:
         """Shut the controller down in order and end everything. Idempotent."""
         self._closing = True
+        if self._later is not None:
+            self._later.cancel()
         tasks = [task for task in (self._task, self._first) if task is not None]
         self._task = self._first = None
         for task in tasks:
@@ -209,16 +213,22 @@ class Path:
             await self._offer(association, view)
             self.backoff.reset()
         except CommandFailed as error:
-            # Not known is not gone; and there may be no other event.
+            # Not known is not gone.
             self._log.failure(f"looking at the namespace: {error}")
-            asyncio.get_running_loop().call_later(self.backoff.next_s(), self._namespace_event)
+            self._look_later()
         except (NamespaceUnusable, ConnectFailed) as error:
             if self.association is association:
-                # The association stays: it will tell when the namespace is there again.
                 self.reason = str(error)
                 self._owner.path_down(association, self.reason)
+                self._look_later()
         except DeviceError as error:
             association.end(error)
+
+    def _look_later(self) -> None:
+        """The controller should tell when there is news of the namespace, but nobody waits for that alone."""
+        if self._later is not None:
+            self._later.cancel()
+        self._later = asyncio.get_running_loop().call_later(self.backoff.next_s(), self._namespace_event)
 
     async def _read_access(self, association: Association) -> None:
         """After an event, or a status that speaks of the path."""

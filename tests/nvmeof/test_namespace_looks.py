@@ -81,3 +81,31 @@ async def test_a_request_for_events_that_is_refused_is_made_again(
         await event(target)
         await states.until(lambda: device.geometry.block_count == target.size_blocks)
         assert device.state is DeviceState.ONLINE
+
+
+@pytest.mark.parametrize("what", ["not there", "another one", "rubbish"])
+async def test_a_namespace_that_returns_without_a_word_is_found(what: str) -> None:
+    rubbish: list[bool] = []
+
+    def say(conn: FakeConnection, entry: SubmissionEntry) -> list[bytes] | None:
+        if conn.qid or entry.opcode != AdminOpcode.IDENTIFY or not rubbish:
+            return None
+        return [conn.data(entry.cid, 0, b"\xff" * 4096, last=True), conn.response(entry.cid)]
+
+    async with connected(Script(on_command=say)) as (target, device):
+        states = States(device)
+        blocks, uuid = target.size_blocks, target.script.uuid
+        match what:
+            case "not there":
+                target.size_blocks = 0
+            case "another one":
+                target.script.uuid = b"\x77" * 16
+            case _:
+                rubbish.append(True)
+        for _ in range(3):
+            await event(target)
+        await states.until(lambda: device.state is DeviceState.OFFLINE)
+        target.size_blocks, target.script.uuid = blocks, uuid
+        rubbish.clear()
+        await states.until(lambda: device.state is DeviceState.ONLINE)
+        assert device.counters.reconnects == 0
