@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from xkv_rpc.messages import StoreStatus
@@ -119,7 +120,7 @@ def load(kit: Kit, channel: Channel, order: Order[LoadJob], limit_ms: int) -> No
     at = 0
     while at < len(parts):
         lease = parts[at].lease
-        batch = [part for part in parts[at : at + channel.fit(sizes[at:])] if part.lease == lease]
+        batch = _of_one_lease(parts[at : at + channel.fit(sizes[at:])])
         end = at + len(batch)
         keys = kit.keys(order.fingerprint, batch)
         views = channel.load(order.job.scope, keys, sizes[at:end], lease, kit.left_ms(order, limit_ms))
@@ -128,6 +129,12 @@ def load(kit: Kit, channel: Channel, order: Order[LoadJob], limit_ms: int) -> No
     with kit.lock:
         kit.stats.add("load_bytes", sum(sizes))
         kit.stats.add("chunks_loaded", len(parts))
+
+
+def _of_one_lease(parts: Sequence[Part]) -> list[Part]:
+    """Take parts as long as one lease covers them: those of the next group begin with the first lease again."""
+    lease = parts[0].lease
+    return list(takewhile(lambda part: part.lease == lease, parts))
 
 
 def store(kit: Kit, channel: Channel, orders: Sequence[Order[StoreJob]], limit_ms: int) -> set[int]:
