@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from xkv_nvmeof import builders
@@ -31,7 +31,7 @@ from xkv_nvmeof.spec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from xkv_nvmeof.command import SubmissionEntry
     from xkv_nvmeof.initiator_link import QueueLink
@@ -63,6 +63,26 @@ class NamespaceView:
     """Whether it can be reserved in the way of `Reservations`."""
     access_group: int = 0
     """Its group of asymmetric access at this controller; 0: not reported."""
+
+    def by_any_of(self, others: Sequence[NamespaceView]) -> NamespaceView:
+        """Return what holds by whichever path a command goes: controllers of one namespace may differ in what they can."""
+        ways = (self, *others)
+        geometries = [one.geometry for one in ways]
+        geometry = replace(
+            self.geometry,
+            volatile_write_cache=any(one.volatile_write_cache for one in geometries),
+            can_deallocate=all(one.can_deallocate for one in geometries),
+            deallocate_zeroes=all(one.deallocate_zeroes for one in geometries),
+            can_write_zeroes=all(one.can_write_zeroes for one in geometries),
+            preferred_io_bytes=min(one.preferred_io_bytes for one in geometries),
+        )
+        return replace(
+            self,
+            geometry=geometry,
+            write_zeroes_blocks=min(one.write_zeroes_blocks for one in ways),
+            deallocate_ranges=min(one.deallocate_ranges for one in ways),
+            reservable=all(one.reservable for one in ways),
+        )
 
 
 class AdminChannel:

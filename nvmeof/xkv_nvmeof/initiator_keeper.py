@@ -123,7 +123,8 @@ class Keeper:
             check_namespace(self.opened, view)
         except ConnectFailed as error:
             raise with_address(error, path.address) from error
-        self._see(view)
+        others = (other.association for other in self.paths if other is not path)
+        self._see(view.by_any_of([one.namespace for one in others if one is not None and one.namespace]))
         self._dispatcher.attach(association, association.access)
         self._judge(f"the controller gives no access to the namespace ({association.access.name})")
 
