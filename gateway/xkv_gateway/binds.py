@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 NO_STORAGE_NETWORKS: Final = StorageNetworks()
+UNSPECIFIED: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound
 ADMIN_BACKLOG: Final = 64
 """Connections that wait to be accepted; operators and scrapers are few."""
 
@@ -46,6 +47,11 @@ class BindAddress:
     def text(self) -> str:
         """`ADDRESS:PORT`, IPv6 in brackets."""
         return host_port(self.ip, self.port)
+
+    def collides(self, other: BindAddress) -> bool:
+        """Tell whether both cannot be bound: one port, in one place or in all places."""
+        ips = {self.ip, other.ip}
+        return self.port == other.port != 0 and (len(ips) == 1 or not ips.isdisjoint(UNSPECIFIED))
 
 
 def host_port(host: str, port: int) -> str:
@@ -126,7 +132,8 @@ def _resolve(host: str, port: int, section: str) -> list[str]:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise ConfigError(
-            f"{section}.bind_address: cannot resolve {host!r}: {reason}", advice="Write an IP address."
+            f"{section}.bind_address: cannot resolve {host!r}: {reason}",
+            advice="Write an IP address, without brackets.",
         ) from None
     return [str(entry[4][0]) for entry in found]
 

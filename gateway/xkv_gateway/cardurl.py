@@ -161,8 +161,8 @@ def _query(text: str, query: str, *known: str) -> dict[str, str]:
     given: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
-            names = " and ".join(map(repr, known))
-            raise ValueError(f"card URL {text!r}: unknown parameter {name!r}; only {names} are known here")
+            names = ", ".join(known)
+            raise ValueError(f"card URL {text!r}: unknown parameter {name!r}; known here: {names}")
         if name in given:
             raise ValueError(f"card URL {text!r}: parameter {name!r} is given twice")
         given[name] = value

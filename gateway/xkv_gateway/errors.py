@@ -46,7 +46,7 @@ class ExitCode(IntEnum):
     OUTPUT = 74
     """What was to be said could not be written to standard output."""
     FORCED = 75
-    """`serve`: a second signal, or the stop deadline, ended it before it was done."""
+    """`serve`: a second signal, or the stop deadline, ended it before it was done; other commands: Ctrl-C did."""
 
 
 class GatewayError(CommandError):

@@ -169,14 +169,16 @@ class EndpointError(XkvRpcError):
 
     Attributes:
         address: The endpoint or path, as it was given.
+        errno: What the kernel said, 0 where it was not asked.
     """
 
     exit_code = 40
     reason: ClassVar[str] = "cannot be bound"
 
-    def __init__(self, address: str, detail: str = "") -> None:
+    def __init__(self, address: str, detail: str = "", *, errno: int = 0) -> None:
         super().__init__(f"{address}: {self.reason}{': ' if detail else ''}{detail}")
         self.address = address
+        self.errno = errno
 
 
 class AddressInUseError(EndpointError):

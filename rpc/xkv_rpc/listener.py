@@ -279,7 +279,8 @@ def _listen(endpoint: str, rest: str) -> socket.socket:
         sock.close()
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(endpoint) from None
-        raise BadEndpointError(endpoint, os.strerror(error.errno or 0)) from None
+        number = error.errno or 0
+        raise BadEndpointError(endpoint, os.strerror(number), errno=number) from None
     return sock
 
 

@@ -304,7 +304,7 @@ def _user_of(frame: zmq.Frame) -> str:
 def _endpoint_error(endpoint: str, error: zmq.ZMQError) -> EndpointError:
     if error.errno == errno.EADDRINUSE:
         return AddressInUseError(endpoint)
-    return BadEndpointError(endpoint, str(error.strerror or "unknown reason"))
+    return BadEndpointError(endpoint, str(error.strerror or "unknown reason"), errno=error.errno or 0)
 
 
 class Dealer:

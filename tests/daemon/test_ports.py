@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from xkv_gateway.binds import judge_bound
+from tests.ports import held_port
+from xkv_gateway.binds import BindAddress, bind_error, judge_bound
 from xkv_gateway.config import Config
-from xkv_gateway.daemon.ports import PortOpener, Ports
+from xkv_gateway.daemon.ports import Judged, PortOpener, Ports, _bind_failed
 from xkv_gateway.errors import BindRefusedError, ConfigError, GatewayError
 from xkv_gateway.keys.directory import KeyDirectory
+from xkv_rpc.errors import BadEndpointError
 from xkv_rpc.messages import Limits
 
 if TYPE_CHECKING:
@@ -106,6 +109,59 @@ async def test_the_refusal_of_an_open_address_says_both_ways_out(tmp_path: Path,
     error = await refused(tmp_path / "state", {section: {"bind_address": "0.0.0.0"}})
     assert f"[{section}] allow_unauthenticated = true" in error.advice
     assert ("xkv-gateway keys init" if section == "control" else "token_file") in error.advice
+
+
+@pytest.mark.parametrize(
+    ("sections", "addresses"),
+    [
+        (("control", "admin"), ("127.0.0.1", "127.0.0.1")),
+        (("control", "admin"), ("::1", "::1")),
+        (("admin", "admin.metrics"), ("127.0.0.1", "0.0.0.0")),
+        (("control.curve", "admin"), ("::", "127.0.0.1")),
+    ],
+)
+async def test_one_port_for_two_doors_is_told_as_that_and_not_as_somebody_elses(
+    tmp_path: Path, sections: tuple[str, str], addresses: tuple[str, str]
+) -> None:
+    settings: dict[str, Any] = {}
+    for section, address in zip(sections, addresses, strict=True):
+        at = settings
+        for name in section.split("."):
+            at = at.setdefault(name, {})
+        at |= {"bind_address": address, "port": 6001}
+    error = await refused(tmp_path / "state", settings)
+    assert isinstance(error, ConfigError)
+    assert str(error) == f"{sections[0]}.port and {sections[1]}.port are both 6001"
+    assert not (tmp_path / "state").exists()
+
+
+async def test_one_port_at_two_addresses_is_two_ports(tmp_path: Path) -> None:
+    with held_port() as port:
+        settings = {"control": {"port": port}, "admin": {"bind_address": "::1", "port": port}}
+        async with opened(tmp_path, settings) as ports:
+            assert (ports.addresses.control, ports.addresses.admin) == (f"127.0.0.1:{port}", f"[::1]:{port}")
+
+
+@pytest.mark.parametrize("section", ["control", "control.curve", "admin"])
+def test_a_port_for_which_privileges_are_needed_is_told_as_that(section: str) -> None:
+    address = BindAddress("127.0.0.1", "127.0.0.1", 80)
+    if section == "admin":
+        error = bind_error(address, errno.EACCES, section=section)
+    else:
+        judged = Judged(
+            control=address if section == "control" else None,
+            curve=address if section == "control.curve" else None,
+            admin=BindAddress("127.0.0.1", "127.0.0.1", 5558),
+            metrics=None,
+        )
+        error = _bind_failed(
+            BadEndpointError("tcp://127.0.0.1:80", "Permission denied", errno=errno.EACCES), judged
+        )
+    assert (type(error), str(error)) == (
+        ConfigError,
+        f"{section}.port: no permission to listen on port 80",
+    )
+    assert "higher" in error.advice
 
 
 def test_what_was_really_bound_is_judged_again() -> None:

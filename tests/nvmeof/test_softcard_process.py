@@ -212,7 +212,13 @@ def test_a_wrong_command_line_is_refused_with_the_reason(arguments: tuple[str, .
 
 
 def test_a_new_file_needs_a_size_and_a_port_in_use_is_said(tmp_path: Path) -> None:
-    assert "how large" in refused_card("--file", tmp_path / "new.img")
+    new = tmp_path / "new.img"
+    assert "does not exist, and a new card needs a size" in refused_card("--file", new)
+    assert not new.exists()
+    new.touch()
+    assert "is empty, and a new card needs a size" in refused_card("--file", new)
+    folder = refused_card("--file", tmp_path, "--size", "64MiB")
+    assert folder == f"Error: {tmp_path}: Is a directory\n"
     with running_card("--memory", "--size", "1MiB") as card:
         port = card.ready["port"]
         assert "in use" in refused_card("--memory", "--size", "1MiB", "--listen", f"127.0.0.1:{port}")

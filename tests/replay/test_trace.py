@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +13,6 @@ from hypothesis import strategies as st
 
 from xkv_gateway.replay import trace as trace_module
 from xkv_gateway.replay.trace import Trace, TraceError, TraceRequest, read_trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GOOD = {"timestamp": 5, "input_length": 700, "output_length": 3, "hash_ids": [1, 2]}
 
@@ -36,6 +36,25 @@ def test_a_plain_trace_and_a_gzipped_one_read_the_same_whatever_their_names(tmp_
     assert [list(request.hash_ids) for request in plain.requests] == [[1, 2], [1, 2**64 - 1], []]
     assert plain.blocks == 4
     assert plain.distinct_blocks() == 3
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_trace_is_read_from_a_pipe_that_gives_it_piece_by_piece(*, zipped: bool) -> None:
+    data = line() * 300
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with open(writing, "wb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor
+            rest = gzip.compress(data) if zipped else data
+            pipe.writelines((rest[:1], rest[1:2], rest[2:]))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert len(read_trace(Path(f"/dev/fd/{reading}")).requests) == 300
+    finally:
+        os.close(reading)
+        writer.join()
 
 
 def test_the_last_line_needs_no_line_end(tmp_path: Path) -> None:

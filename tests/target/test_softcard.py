@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import shutil
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from xkv_gateway.cardurl import SoftCardUrl, parse_card_url
+from xkv_gateway.config import Config
+from xkv_gateway.daemon.card import card_url
 from xkv_gateway.errors import CardUnavailableError
 from xkv_gateway.target.softcard import (
     DEFAULT_BYTES,
@@ -46,6 +50,31 @@ def test_a_disk_without_room_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(0, 0, 10 << 20))
     with pytest.raises(CardUnavailableError, match="no room for a soft card"):
         default_size(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["none/such", "file"])
+def test_a_place_where_no_card_can_be_made_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    url = f"soft:{tmp_path / place / 'card.img'}"
+    config = Config.model_validate({"card": {"url": url}})
+    if place == "file":
+        assert card_url(config, tmp_path) == parse_card_url(url), "who opens it says why that cannot be"
+        return
+    with pytest.raises(
+        CardUnavailableError, match=r"no soft card can be made in .*: No such file"
+    ) as refused:
+        card_url(config, tmp_path)
+    assert "Make that directory" in refused.value.advice
+
+
+def test_what_a_start_without_room_left_behind_is_a_new_card(tmp_path: Path) -> None:
+    path = tmp_path / "card.img"
+    path.touch()
+    url = card_url(Config(), tmp_path)
+    assert isinstance(url, SoftCardUrl)
+    assert url.size_bytes is not None
+    path.write_bytes(b"something")
+    assert card_url(Config(), tmp_path) == SoftCardUrl(path, None)
 
 
 def test_the_log_of_the_process_is_bounded_and_keeps_its_levels(caplog: pytest.LogCaptureFixture) -> None:
@@ -120,4 +149,48 @@ async def test_a_process_that_dies_again_and_again_is_started_again_and_moves(tm
     await asyncio.wait((keeper,))
     await card.aclose()
     assert card.facts.pid is None
+    await card.aclose()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("gone", "does not exist"), ("empty", "is empty"), ("cut off", "its end was cut off")],
+)
+async def test_a_card_whose_file_is_not_the_one_any_more_is_not_made_anew_nor_hurried_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str, words: str
+) -> None:
+    path, aside = tmp_path / "card.img", tmp_path / "aside.img"
+    pauses: list[float] = []
+    reasons: list[str] = []
+    pause = asyncio.sleep
+
+    async def sleep(delay_s: float) -> None:
+        pauses.append(delay_s)
+        reasons.append(card.facts.reason)
+        if len(pauses) == 5:
+            assert path.exists() is (fault != "gone")
+            path.unlink(missing_ok=True)
+            aside.rename(path)
+        await pause(0)
+
+    ticks = itertools.count(0, 3_600_000_000_000)
+    card = SoftCard(path, 128 << 20, clock=lambda: next(ticks))  # whatever happens, it has lived for long
+    ready = await card.start()
+    os.kill(card.facts.pid or 0, signal.SIGSTOP)
+    path.rename(aside)
+    if fault != "gone":
+        path.write_bytes(b"" if fault == "empty" else bytes(1 << 20))
+    monkeypatch.setattr("xkv_gateway.target.softcard.asyncio.sleep", sleep)
+    moved: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+    keeper = asyncio.create_task(card.run(lambda host, port: moved.set_result((host, port))))
+    os.kill(card.facts.pid or 0, signal.SIGKILL)
+    async with asyncio.timeout(180):
+        assert (await moved)[0] == ready.host
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6]
+    assert "SIGKILL" in reasons[0]
+    assert all(words in reason for reason in reasons[1:])
+    assert card.facts.reason == ""
+    assert words in caplog.text
+    keeper.cancel()
+    await asyncio.wait((keeper,))
     await card.aclose()

@@ -15,14 +15,17 @@ from xkv_gateway.card.opening import FormatWish, OpenOptions, open_card
 from xkv_gateway.card.ownership import Owner
 from xkv_gateway.card.runs import DataArea
 from xkv_gateway.card.store import CardStore
+from xkv_gateway.cardurl import SoftCardUrl, parse_card_url
 from xkv_gateway.core.tenancy import Enforcement, EvictionPolicy, EvictionRules
 from xkv_gateway.core.types import EngineLimits
+from xkv_gateway.target.softcard import default_size, is_new
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xkv_gateway.card.layout import Layout
     from xkv_gateway.card.session import CardSession
+    from xkv_gateway.cardurl import CardUrl
     from xkv_gateway.config import Config
     from xkv_gateway.state import HostIdentity
     from xkv_gateway.target.attach import AttachedCard
@@ -31,6 +34,15 @@ log = logging.getLogger(__name__)
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 OWNER_BYTES_MAX: Final = 64
+
+
+def card_url(config: Config, state_dir: Path) -> CardUrl:
+    """Return the card's URL; a soft card that does not exist yet gets a size."""
+    configured = config.card.url
+    url = parse_card_url(configured) if configured else SoftCardUrl(state_dir / "card.img", None)
+    if isinstance(url, SoftCardUrl) and url.size_bytes is None and is_new(url.path):
+        return SoftCardUrl(url.path, default_size(url.path.absolute().parent))
+    return url
 
 
 def engine_limits(config: Config, layout: Layout) -> EngineLimits:

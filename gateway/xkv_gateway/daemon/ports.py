@@ -7,6 +7,7 @@ import grp
 import logging
 import socket
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -104,7 +105,7 @@ def judge(config: Config, tokens: TokenBox) -> Judged:
 
     Raises:
         BindRefusedError: one can be reached by people whom nobody authenticates, or is in a storage network.
-        ConfigError: a name does not resolve, or nothing would be served.
+        ConfigError: a name does not resolve, two ports are one, or nothing would be served.
     """
     control, curve, admin, metrics = (
         config.control,
@@ -123,7 +124,7 @@ def judge(config: Config, tokens: TokenBox) -> Judged:
             "control.curve.keys is set, but nobody would be asked for a key",
             advice="Set control.curve.bind_address as well, or take the keys out of the configuration.",
         )
-    return Judged(
+    judged = Judged(
         control=judge_bind(
             control.bind_address,
             control.port,
@@ -147,6 +148,24 @@ def judge(config: Config, tokens: TokenBox) -> Judged:
         if metrics.bind_address is None
         else resolve_bind(metrics.bind_address, metrics.port, section="admin.metrics", storage=storage),
     )
+    _require_different(judged)
+    return judged
+
+
+def _require_different(judged: Judged) -> None:
+    """Refuse two ports in one place: it would look as if somebody else had it. Raises ConfigError."""
+    sections = {
+        "control": judged.control,
+        "control.curve": judged.curve,
+        "admin": judged.admin,
+        "admin.metrics": judged.metrics,
+    }
+    bound = [(section, address) for section, address in sections.items() if address is not None]
+    for (first, one), (second, other) in combinations(bound, 2):
+        if one.collides(other):
+            raise ConfigError(
+                f"{first}.port and {second}.port are both {one.port}", advice="Each needs a port of its own."
+            )
 
 
 def keys_directory(config: Config, state_dir: Path) -> Path:
@@ -335,7 +354,7 @@ def _bind_failed(error: EndpointError, judged: Judged) -> GatewayError:
     """Turn what the transport says into what an operator reads."""
     for address, section in ((judged.control, "control"), (judged.curve, "control.curve")):
         if address is not None and error.address == f"tcp://{address.text}":
-            number = errno.EADDRINUSE if isinstance(error, EndpointInUseError) else 0
+            number = errno.EADDRINUSE if isinstance(error, EndpointInUseError) else error.errno
             return bind_error(address, number, section=section, detail=str(error))
     if isinstance(error, EndpointInUseError):
         return AddressInUseError(

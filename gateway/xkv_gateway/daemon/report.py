@@ -213,7 +213,9 @@ class Reporter:
     def _reason(self) -> str:
         if self._card_state() is CardState.RECOVERING:
             return f"the run before may still write: writes begin in {self._writes_in_s():.1f} s"
-        device = self._attached.device
+        device, soft_card = self._attached.device, self._attached.soft_card
+        if soft_card is not None and soft_card.facts.reason:
+            return soft_card.facts.reason
         if device.state is DeviceState.ONLINE and not self._store.online:
             return "it is reached, and about to be looked at: is it still this gateway's?"
         return device.reason

@@ -21,13 +21,13 @@ from xkv_gateway.card.blocks import CardFailed
 from xkv_gateway.card.direct import Direct
 from xkv_gateway.card.fence import CardLost
 from xkv_gateway.card.operator import Operator
-from xkv_gateway.cardurl import NodeCardUrl, SoftCardUrl, parse_card_url
-from xkv_gateway.daemon.card import adopt_rules, data_area, open_attached
+from xkv_gateway.cardurl import NodeCardUrl
+from xkv_gateway.daemon.card import adopt_rules, card_url, data_area, open_attached
 from xkv_gateway.daemon.lag import watch_lag
 from xkv_gateway.daemon.notify import Notifier
 from xkv_gateway.daemon.ports import CLOSE_GRACE_MS, CLOSE_LINGER_MS, PortOpener, Ports
 from xkv_gateway.daemon.report import NO_CARD_YET, Reporter, hello_of
-from xkv_gateway.daemon.stopping import StopRequest
+from xkv_gateway.daemon.stopping import StopRequest, close_card
 from xkv_gateway.daemon.upkeep import Reloader, keep_told, sentence
 from xkv_gateway.daemon.waiting import answer_without_card, attach_when_there, waits
 from xkv_gateway.errors import CardLostError, CardUnavailableError, ConfigError, ExitCode
@@ -43,8 +43,6 @@ from xkv_gateway.target.attach import AttachedCard, attach, initiator_options
 from xkv_gateway.target.desired import desired_of
 from xkv_gateway.target.hostkeys import read_host_keys
 from xkv_gateway.target.keeping import TargetKeeper, follow
-from xkv_gateway.target.softcard import default_size
-from xkv_nvmeof.blockdev import DeviceError
 from xkv_rpc.messages import Limits
 
 if TYPE_CHECKING:
@@ -190,7 +188,7 @@ class Daemon:
     ) -> AttachedCard:
         keys = read_host_keys(self._config.fabric, self._credentials)
         options = initiator_options(self._config.nvme, identity, keys)
-        url = self._card_url()
+        url = card_url(self._config, self._state_dir)
         attached = await attach_when_there(
             partial(attach, url, options, self._storage, clock=self._clock, entropy=self._entropy),
             partial(answer_without_card, ports, self._storage, self._no_card_yet(url, ports)),
@@ -211,14 +209,6 @@ class Daemon:
     def _identity(self) -> HostIdentity:
         nvme = self._config.nvme
         return configured_identity(nvme.host_nqn, nvme.host_id, self._state_dir, self._entropy)
-
-    def _card_url(self) -> CardUrl:
-        """Return the card's URL; a soft card that does not exist yet gets a size."""
-        configured = self._config.card.url
-        url = parse_card_url(configured) if configured else SoftCardUrl(self._state_dir / "card.img", None)
-        if isinstance(url, SoftCardUrl) and url.size_bytes is None and not url.path.exists():
-            return SoftCardUrl(url.path, default_size(url.path.absolute().parent))
-        return url
 
     def _join(
         self,
@@ -306,7 +296,7 @@ class Daemon:
             drained = await _drain(parts)
             # Nothing is evicted or expires from here on: after its last checkpoint the card does not change.
             parts.store.close()
-            await _close_card(parts.session, CLOSE_CARD_TIMEOUT_S if drained else CLOSE_STUCK_CARD_TIMEOUT_S)
+            await close_card(parts.session, CLOSE_CARD_TIMEOUT_S if drained else CLOSE_STUCK_CARD_TIMEOUT_S)
             run.cancel()
             card.cancel()
             told.cancel()
@@ -327,22 +317,12 @@ class Daemon:
                 advice="Nothing was acknowledged since. `xkv-gateway card info URL` tells whose the card is.",
             )
         except CardFailed as error:
-            self._lost = CardUnavailableError(f"stopped: {error}", advice="Look at the target's log.")
+            soft = parts.attached.soft_card is not None
+            advice = "Is the disk full? The log says more." if soft else "Look at the target's log."
+            self._lost = CardUnavailableError(f"stopped: {error}", advice=advice)
         if self._lost is not None:
             log.error("%s", self._lost)
             self._stop.request()
-
-
-async def _close_card(session: CardSession, timeout_s: float) -> None:
-    """End the run in order, or leave it to the next one to recover."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            if await session.stop():
-                log.info("the card is clean")
-    except (TimeoutError, CardLost, CardFailed, DeviceError) as error:
-        log.warning(
-            "the card could not be closed in order; the next start recovers it (%s)", str(error) or "no time"
-        )
 
 
 async def _drain(parts: _Parts) -> bool:

@@ -11,11 +11,16 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from xkv_gateway.card.blocks import CardFailed
+from xkv_gateway.card.fence import CardLost
 from xkv_gateway.errors import ExitCode
+from xkv_nvmeof.blockdev import DeviceError
 from xkv_process.signals import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from xkv_gateway.card.session import CardSession
 
 log = logging.getLogger(__name__)
 
@@ -71,3 +76,15 @@ class StopRequest:
         for action in self.at_force:
             action()
         os._exit(ExitCode.FORCED)
+
+
+async def close_card(session: CardSession, timeout_s: float) -> None:
+    """End the run in order, or leave it to the next one to recover."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            if await session.stop():
+                log.info("the card is clean")
+    except (TimeoutError, CardLost, CardFailed, DeviceError) as error:
+        log.warning(
+            "the card could not be closed in order; the next start recovers it (%s)", str(error) or "no time"
+        )

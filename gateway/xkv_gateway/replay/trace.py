@@ -14,6 +14,7 @@ the file, the line and the field: a trace that is played half-right gives figure
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import zlib
@@ -35,7 +36,8 @@ MAX_LINE_BYTES: Final = 8 * 1024 * 1024
 MAX_BLOCKS_PER_REQUEST: Final = 1_000_000
 MAX_REQUESTS: Final = 10_000_000
 MAX_UINT64: Final = 2**64 - 1
-GZIP_MAGIC: Final = b"\x1f\x8b"
+GZIP_BEGINS: Final = b"\x1f"
+"""No JSON begins so. A pipe need not have given more than a byte yet."""
 
 
 class TraceError(Exception):
@@ -126,10 +128,13 @@ def read_trace(path: Path, *, limit: int | None = None) -> Trace:
     return Trace(path.name, requests)
 
 
-def _open(path: Path) -> BufferedIOBase:
-    with path.open("rb") as probe:
-        zipped = probe.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-    return gzip.open(path, "rb") if zipped else path.open("rb")
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[BufferedIOBase]:
+    """Open a trace, once: what a pipe has given is not given again."""
+    with path.open("rb") as file:
+        zipped = file.peek(1)[:1] == GZIP_BEGINS
+        with gzip.GzipFile(fileobj=file) if zipped else file as stream:
+            yield stream
 
 
 def _lines(path: Path, stream: BufferedIOBase) -> Iterator[tuple[int, bytes]]:

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import sys
 from collections import deque
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from xkv_gateway.cardurl import SOFT_CARD_BYTES_MIN
 from xkv_gateway.errors import CardUnavailableError
 from xkv_gateway.sizes import format_size
+from xkv_nvmeof.initiator_retry import ReconnectLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +44,7 @@ BACKOFF_MAX_S: Final = 5.0
 STEADY_S: Final = 10.0
 """A process that lived this long starts again without delay when it dies."""
 
-LOOK_ADVICE: Final = "The file was left alone. If a gateway or a command has it, end that first."
+LOOK_ADVICE: Final = "The file was left alone."
 
 READY_LINE_BYTES_MAX: Final = 4096
 LOG_LINE_CHARS_MAX: Final = 500
@@ -71,15 +73,34 @@ class SoftCardFacts:
 
     pid: int | None
     restarts: int
+    reason: str
+    """Why the process is down; empty while it runs."""
+
+
+def is_new(path: Path) -> bool:
+    """Tell whether a soft card is to be made there: nothing is, or what a start without room has left behind."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # whoever opens it says why
+    return stat.S_ISREG(found.st_mode) and not found.st_size
 
 
 def default_size(directory: Path) -> int:
     """Return the size of a new default soft card in `directory`: 16 GiB, or what the disk has room for.
 
     Raises:
-        CardUnavailableError: not even the smallest card has room.
+        CardUnavailableError: not even the smallest card has room, or there is no such directory.
     """
-    free_bytes = int(shutil.disk_usage(directory).free * DISK_SHARE)
+    try:
+        free_bytes = int(shutil.disk_usage(directory).free * DISK_SHARE)
+    except OSError as error:
+        raise CardUnavailableError(
+            f"no soft card can be made in {directory}: {error.strerror}",
+            advice="Make that directory, or choose another place with --card soft:PATH.",
+        ) from None
     if free_bytes >= DEFAULT_BYTES:
         return DEFAULT_BYTES
     size_bytes = free_bytes // SIZE_STEP_BYTES * SIZE_STEP_BYTES
@@ -114,6 +135,8 @@ class SoftCard:
         self._process: asyncio.subprocess.Process | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._log = _LogLimit(clock)
+        self._told = ReconnectLog(log, clock)
+        self._down = ""
         self._pump: asyncio.Task[None] | None = None
         self._restarts = 0
         self._started_ns = 0
@@ -122,9 +145,8 @@ class SoftCard:
     def facts(self) -> SoftCardFacts:
         """Process id (None while it is down) and how often it was started again."""
         running = self._process is not None and self._process.returncode is None
-        return SoftCardFacts(
-            pid=self._process.pid if self._process and running else None, restarts=self._restarts
-        )
+        pid = self._process.pid if self._process and running else None
+        return SoftCardFacts(pid=pid, restarts=self._restarts, reason=self._down)
 
     async def start(self) -> SoftCardReady:
         """Start the process and wait until it serves.
@@ -160,6 +182,9 @@ class SoftCard:
                 else f"{LOOK_ADVICE} Another file can be named: soft:PATH?size=16GiB",
             )
         self._started_ns = self._clock()
+        self._down = ""
+        # From now on it is that card or none: a file that is gone is not made again.
+        self._size_bytes = None
         return ready
 
     async def run(self, on_moved: Callable[[str, int], None]) -> None:
@@ -173,14 +198,17 @@ class SoftCard:
             log.error(
                 "the soft card process ended (%s); starting it again in %.1f s", _exit_words(code), delay_s
             )
+            self._down = f"the soft card process ended ({_exit_words(code)})"
             await self._end()
-            await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, BACKOFF_MAX_S)
-            try:
-                ready = await self.start()
-            except CardUnavailableError as error:
-                log.error("%s", error)  # noqa: TRY400 - a trace would say nothing about the other process
-                continue
+            ready = None
+            while ready is None:
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, BACKOFF_MAX_S)
+                try:
+                    ready = await self.start()
+                except CardUnavailableError as error:
+                    self._down = str(error)
+                    self._told.failure(self._down)
             self._restarts += 1
             log.warning("the soft card serves again on %s:%d", ready.host, ready.port)
             on_moved(ready.host, ready.port)

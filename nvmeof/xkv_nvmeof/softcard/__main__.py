@@ -161,7 +161,7 @@ _DIGEST: Final = click.Choice([policy.value for policy in DigestPolicy])
 
 @click.command()
 @click.option(
-    "--file", type=click.Path(path_type=Path, dir_okay=False), help="Sparse file; made when it is not there."
+    "--file", type=click.Path(path_type=Path), help="Sparse file; with a size made when it is not there."
 )
 @click.option("--memory", is_flag=True, help="Keep the blocks in memory instead; they end with the process.")
 @click.option("--size", help="Size of the namespace, such as 16GiB; may be left out for a file that exists.")
@@ -220,7 +220,10 @@ def main(**given: Any) -> None:
     """
     try:
         _run(_checked(given))
-    except (StoreError, CardBroken, OSError) as error:
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        raise click.ClickException(f"{where}{error.strerror or error}") from error
+    except (StoreError, CardBroken) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -82,7 +82,7 @@ class StoreIdentity:
             StoreError: not a trailer, damaged, or of a version that is not known.
         """
         if len(data) != TRAILER_BYTES or data[:8] != _MAGIC:
-            raise StoreError("the file is not a soft card")
+            raise StoreError("the file is not a soft card, or its end was cut off")
         if _CRC.unpack_from(data, _TRAILER.size)[0] != crc32c(data[: _TRAILER.size]):
             raise StoreError("the trailer of the soft card is damaged")
         _magic, version, block_bytes, size_bytes, nguid, uuid = _TRAILER.unpack_from(data)
@@ -124,18 +124,23 @@ class Store:
     def open_file(
         cls, path: Path, size_bytes: int | None, block_bytes: int | None, entropy: Callable[[int], bytes]
     ) -> Store:
-        """Open the file, or make it when it does not exist (or is empty); it is locked until `close`.
+        """Open the file, or with a size make it when it does not exist (or is empty); it is locked until `close`.
 
         Raises:
             StoreError: it is in use, is not a soft card, or is one of another size.
             OSError: the file system says no.
         """
-        fd = _open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fd = _open(path, os.O_RDWR | (0 if size_bytes is None else os.O_CREAT))
+        except FileNotFoundError as error:
+            if size_bytes is not None:
+                raise
+            raise StoreError(f"{path} does not exist, and a new card needs a size") from error
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise StoreError(f"{path} is in use by another soft card") from error
+                raise StoreError(_in_use(path)) from error
             have_bytes = os.fstat(fd).st_size
             if have_bytes == 0:
                 identity = _format(fd, path, size_bytes, block_bytes, entropy)
@@ -159,7 +164,7 @@ class Store:
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise StoreError(f"{path} is in use by another soft card") from error
+                raise StoreError(_in_use(path)) from error
             identity = _recognise(fd, os.fstat(fd).st_size, None, None)
         except BaseException:
             os.close(fd)
@@ -294,11 +299,15 @@ def _open(path: Path, flags: int) -> int:
     return fd
 
 
+def _in_use(path: Path) -> str:
+    return f"{path} is in use by another soft card: end the gateway or the command that has it"
+
+
 def _format(
     fd: int, path: Path, size_bytes: int | None, block_bytes: int | None, entropy: Callable[[int], bytes]
 ) -> StoreIdentity:
     if size_bytes is None:
-        raise StoreError(f"{path} is new: say how large it shall be")
+        raise StoreError(f"{path} is empty, and a new card needs a size")
     identity = new_identity(size_bytes, 4096 if block_bytes is None else block_bytes, entropy)
     os.pwrite(fd, identity.to_bytes(), size_bytes)
     os.fsync(fd)
@@ -315,7 +324,8 @@ def _recognise(fd: int, have_bytes: int, size_bytes: int | None, block_bytes: in
     if identity.size_bytes + TRAILER_BYTES != have_bytes:
         raise StoreError("the file is longer or shorter than its trailer says")
     if size_bytes not in (None, identity.size_bytes):
-        raise StoreError(f"the soft card has {identity.size_bytes} bytes, not {size_bytes}")
+        have = f"the soft card has {identity.size_bytes} bytes, not {size_bytes}"
+        raise StoreError(f"{have}: leave the size out to use it as it is")
     if block_bytes not in (None, identity.block_bytes):
         raise StoreError(f"the soft card has blocks of {identity.block_bytes} bytes, not {block_bytes}")
     return identity
