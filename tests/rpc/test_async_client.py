@@ -138,6 +138,25 @@ def test_a_late_reply_is_dropped_and_the_connection_serves_on(run: Any) -> None:
         run(work(gateway))
 
 
+def test_a_reply_that_comes_twice_answers_one_call(run: Any) -> None:
+    async def work(gateway: FakeGateway) -> None:
+        async with AsyncClient(gateway.endpoint, PATIENT) as client:
+            for number in (1, 2, 3):
+                call = asyncio.ensure_future(client.delete("", b"", [b"k"]))
+                peer, request = await asyncio.to_thread(gateway.take)
+                gateway.answer(peer, id=request["id"], deleted=number)
+                gateway.answer(peer, id=request["id"], deleted=99)
+                assert await call == number
+            last = asyncio.ensure_future(client.ping())
+            peer, request = await asyncio.to_thread(gateway.take)
+            gateway.answer(peer, id=request["id"])
+            await last
+            assert client.unmatched_replies == 3
+
+    with FakeGateway() as gateway:
+        run(work(gateway))
+
+
 def test_the_circuit_closes_when_the_gateway_is_back(run: Any, tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/c.sock"
 

@@ -66,3 +66,17 @@ def test_of_far_too_many_fields_one_is_named() -> None:
         error = client.ask(packed("ping", fields))["error"]
     assert error["code"] == "bad_request"
     assert error["field"] in fields
+
+
+def test_two_requests_of_one_peer_with_one_id_are_two_requests() -> None:
+    service = DictService()
+    identity = {"ns": "n", "scope": b"s"}
+    with serving(service) as served, RawClient(served.endpoint) as client:
+        keys = [b"a", b"b"]
+        assert client.ask(packed("store", {**identity, "keys": keys, "sizes": [1, 1]}), b"A", b"B")["ok"]
+        for key in keys:
+            client.send(packed("load", {**identity, "keys": [key]}, id=9))
+        replies = [client.receive_frames() or [] for _ in keys]
+        assert [msgpack.unpackb(header)["id"] for header, _ in replies] == [9, 9]
+        assert [payload for _, payload in replies] == [b"A", b"B"]
+        assert served.run(lambda: served.server.in_flight) == 0
