@@ -101,7 +101,7 @@ async def disconnect(url: KernelCardUrl, options: InitiatorOptions) -> str | Non
     if path is None or subsystem is None:
         await udev.take_back(url.nqn)
         return None
-    if len(subsystem.controllers) == 1:
+    if subsystem.is_last_way(path.name):
         for namespace in subsystem.namespaces:
             _require_unused(namespace.node)
     try:

@@ -65,6 +65,10 @@ class Subsystem:
         """Whether any controller is live."""
         return any(one.live for one in self.controllers)
 
+    def is_last_way(self, name: str) -> bool:
+        """Tell whether no other controller that is live leads to the namespaces."""
+        return not any(one.live for one in self.controllers if one.name != name)
+
 
 View = tuple[Subsystem, ...]
 

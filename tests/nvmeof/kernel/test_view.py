@@ -131,6 +131,18 @@ def test_a_connection_of_another_host_is_no_connection_of_ours(fake: FakeSysfs) 
     assert [one.name for one in strangers_at(view, PEER)] == ["nvme0"]
 
 
+@pytest.mark.parametrize("state", ["live", "connecting", "deleting", ""])
+def test_only_a_live_controller_makes_another_one_dispensable(fake: FakeSysfs, state: str) -> None:
+    fake.controller("nvme4", state=state)
+    subsystem = subsystem_of(sysfs.read_view(fake.root), NQN)
+    assert subsystem is not None
+    assert subsystem.is_last_way("nvme0") is (state != "live")
+    fake.controller("nvme0", state="connecting")
+    subsystem = subsystem_of(sysfs.read_view(fake.root), NQN)
+    assert subsystem is not None
+    assert subsystem.is_last_way("nvme4")
+
+
 def test_a_live_path_goes_before_one_that_is_away(fake: FakeSysfs) -> None:
     fake.controller("nvme0", state="connecting", address="traddr=127.0.0.1,trsvcid=4420")
     fake.controller("nvme1")
