@@ -83,8 +83,8 @@ class Connection:
 
     @property
     def stalled_at(self) -> int | None:
-        """How often it has read, while there is a message that has not come whole and takes room; else None."""
-        return self._reads if self._core.held_bytes else None
+        """How often it has read, while there is a message that has not come whole; else None."""
+        return self._reads if self._core.amid else None
 
     def start(self) -> None:
         """Greet, and read from now on."""

@@ -143,6 +143,11 @@ class PeerStream:
         self._payloads: list[memoryview] = []
         self._lengths: list[int] = []
 
+    @property
+    def amid(self) -> bool:
+        """Whether something has begun, a head, a frame or a message, that has not come whole."""
+        return bool(self._partial or self._frames or self._skipping) or self._body is not None
+
     def direct(self) -> memoryview | None:
         """Return where the next bytes of the connection belong, where they are many; else they are to be fed."""
         body = self._body

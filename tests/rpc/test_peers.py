@@ -179,44 +179,56 @@ def test_messages_that_have_not_come_whole_are_bounded_together_and_others_are_s
         wait_until(lambda: served.run(lambda: room.left_bytes) == bounds.partial_bytes_max, "not given back")
 
 
-def test_who_stops_in_mid_message_is_let_go_and_who_goes_on_is_not(served: Served) -> None:
+def stalled(served: Served) -> dict[PeerId, int]:
+    connections = served.server._endpoints._listener._connections
+    return {peer: at for peer, one in connections.items() if (at := one.stalled_at) is not None}
+
+
+def look_for_stalled(served: Served, before: dict[PeerId, int]) -> None:
     listener = served.server._endpoints._listener
+    served.run(listener._stall_timer.cancel)
+    served.run(lambda: listener._look_for_stalled(before))
 
-    def held() -> dict[PeerId, int]:
-        return {peer: at for peer, one in listener._connections.items() if (at := one.stalled_at) is not None}
 
+PING = packed("ping", {})
+LONG_HEADER = zmtp.frame_head(60_000, more=False)
+PLACES = {
+    "a payload": framed(PING, bytes(300))[:-299],
+    "a head": LONG_HEADER[:4],
+    "a small header": LONG_HEADER + b"x",
+    "between two frames": zmtp.frame_head(len(PING), more=True) + PING,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_who_stops_in_mid_message_is_let_go_and_who_goes_on_is_not(served: Served, place: str) -> None:
     with connect(served) as stopped, connect(served) as slow, connect(served) as idle:
-        for sock in (stopped, slow):
-            sock.sendall(framed(packed("ping", {}), bytes(300))[:-299])
-        wait_until(lambda: len(served.run(held)) == 2, "unheard")
-        before = served.run(held)
+        stopped.sendall(PLACES[place])
+        slow.sendall(PLACES["a payload"])
+        wait_until(lambda: len(served.run(lambda: stalled(served))) == 2, "unheard")
+        idle.sendall(framed(PING))
+        assert ask(idle)["ok"]
+        before = served.run(lambda: stalled(served))
         slow.sendall(b"x")
-        wait_until(lambda: served.run(held) != before, "unheard")
-        served.run(listener._stall_timer.cancel)
-        served.run(lambda: listener._look_for_stalled(before))
+        wait_until(lambda: served.run(lambda: stalled(served)) != before, "unheard")
+        look_for_stalled(served, before)
         assert stopped.recv(1) == b""
         slow.sendall(bytes(298))
-        idle.sendall(framed(packed("ping", {})))
+        idle.sendall(framed(PING))
         assert ask(slow)["error"]["code"] == "bad_request"
         assert ask(idle)["ok"]
 
 
 def test_who_is_at_the_same_place_of_another_message_goes_on(served: Served) -> None:
-    listener = served.server._endpoints._listener
-    message = framed(packed("ping", {}), bytes(300))
-
-    def looks() -> dict[PeerId, int]:
-        return {peer: at for peer, one in listener._connections.items() if (at := one.stalled_at) is not None}
-
+    message = framed(PING, bytes(300))
     with connect(served) as busy:
         busy.sendall(message[:-100])
-        wait_until(lambda: bool(served.run(looks)), "unheard")
-        before = served.run(looks)
+        wait_until(lambda: bool(served.run(lambda: stalled(served))), "unheard")
+        before = served.run(lambda: stalled(served))
         busy.sendall(message[-100:] + message[:-100])
         assert ask(busy)["error"]["code"] == "bad_request"
-        wait_until(lambda: served.run(looks) not in ({}, before), "unheard")
-        served.run(listener._stall_timer.cancel)
-        served.run(lambda: listener._look_for_stalled(before))
+        wait_until(lambda: served.run(lambda: stalled(served)) not in ({}, before), "unheard")
+        look_for_stalled(served, before)
         busy.sendall(message[-100:])
         assert ask(busy)["error"]["code"] == "bad_request"
 
