@@ -17,6 +17,7 @@ from tests.service.fake_status import STATUS, FakeSource
 from xkv_gateway.core.counters import Counters
 from xkv_gateway.core.tenancy import Held
 from xkv_gateway.service import meter as metering
+from xkv_gateway.service.metric_tenants import tenant_families
 from xkv_gateway.service.metrics import metrics_page
 from xkv_nvmeof.blockdev import DeviceCounters
 from xkv_rpc import messages as m
@@ -216,6 +217,33 @@ async def test_a_name_that_goes_takes_its_counts_along_and_the_rest_does_not_jum
     found = values(await metrics_page(fake_sources(card=card)))
     assert one(found, "xkv_tenant_stored_total", tenant="other") == 10
     assert one(found, "xkv_tenant_evicted_objects_total", tenant="other", cause="quota") == 1
+
+
+@pytest.mark.parametrize("turn", range(14))
+async def test_a_name_that_goes_in_mid_scrape_is_no_step_back_of_the_rest(turn: int) -> None:
+    """Between two families the loop is others': what is told as a difference is of one moment."""
+    card = FakeCard()
+    await card.set_tenant("acme", b"\x01", 1000)
+    own = card.tenant(b"\x01").counters
+    assert own is not None
+    card.whole.stored, card.whole.evicted_quota = 30, 7
+    own.stored, own.evicted_quota = 20, 4
+    card.held["a", b"\x01"] = Held(2, 200)
+    families = tenant_families(card)
+    told = [next(families) for _ in range(turn)]
+    card.former.add(own)
+    card.names.clear()
+    card.counted.clear()
+    card.whole.stored += 5
+    told += families
+    found = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in told
+        for sample in family.samples
+    }
+    assert one(found, "xkv_tenant_stored_total", tenant="other") == (10 if turn else 15)
+    assert one(found, "xkv_tenant_evicted_objects_total", tenant="other", cause="quota") == 3
+    assert one(found, "xkv_tenant_objects", tenant="other") == (0 if turn else 2)
 
 
 async def test_what_tenants_hold_that_have_a_name_and_no_label_is_in_the_rest() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -19,26 +21,53 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from xkv_gateway.card.administration import Administration
-    from xkv_gateway.core.tenancy import TenantInfo
+    from xkv_gateway.core.counters import Counters
+    from xkv_gateway.core.tenancy import TenantCounters, TenantInfo
 
 REGISTERED_READ_MAX: Final = 16_384
 """Registered tenants that one scrape looks at, for those with a name."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """All tenants at one moment: between two families others have their turn, and what is `other` is a difference."""
+
+    registered: int
+    named: list[TenantInfo]
+    """Those that get a label; their counters are copies."""
+    rest: Held
+    """What those hold that get none."""
+    leases: int
+    whole: Counters
+    former: TenantCounters
+
+    @classmethod
+    def of(cls, administration: Administration) -> _Snapshot:
+        named, uncounted = _named(administration)
+        objects, charged_bytes = administration.usage_of_unnamed()
+        return cls(
+            administration.tenants(0, 1).total,
+            [replace(tenant, counters=copy(tenant.counters)) for tenant in named],
+            Held(objects + uncounted.objects, charged_bytes + uncounted.charged_bytes),
+            administration.usage().leases,
+            copy(administration.counters()),
+            copy(administration.counters_of_former()),
+        )
+
+
 def tenant_families(administration: Administration) -> Iterator[Metric]:
     """Yield the families."""
-    named, uncounted = _named(administration)
-    total = administration.tenants(0, 1).total
+    snapshot = _Snapshot.of(administration)
     yield GaugeMetricFamily(
-        f"{PREFIX}_tenants", "Registered tenants: with a quota, a name, or both", value=total
+        f"{PREFIX}_tenants", "Registered tenants: with a quota, a name, or both", value=snapshot.registered
     )
     yield GaugeMetricFamily(
         f"{PREFIX}_tenants_complete",
         "0 if damage took quotas away and nobody has confirmed those that are left",
         value=administration.tenants_known,
     )
-    yield from _held(administration, named, uncounted)
-    yield from _events(administration, named)
+    yield from _held(snapshot)
+    yield from _events(snapshot)
     yield from _wipes(administration)
 
 
@@ -61,27 +90,29 @@ def _named(administration: Administration) -> tuple[list[TenantInfo], Held]:
     return named, Held(objects, charged_bytes)
 
 
-def _held(administration: Administration, named: list[TenantInfo], uncounted: Held) -> Iterator[Metric]:
-    unnamed_objects, unnamed_bytes = administration.usage_of_unnamed()
-    usage = administration.usage()
+def _held(snapshot: _Snapshot) -> Iterator[Metric]:
+    named, rest = snapshot.named, snapshot.rest
     for name, text, values, other in (
-        ("objects", "Objects held", [t.held.objects for t in named], unnamed_objects + uncounted.objects),
+        ("objects", "Objects held", [t.held.objects for t in named], rest.objects),
         (
             "charged_bytes",
             "Bytes charged: whole units",
             [t.held.charged_bytes for t in named],
-            unnamed_bytes + uncounted.charged_bytes,
+            rest.charged_bytes,
         ),
-        ("leases", "Leases that live", [t.leases for t in named], usage.leases),
+        (
+            "leases",
+            "Leases that live",
+            [t.leases for t in named],
+            snapshot.leases - sum(t.leases for t in named),
+        ),
         ("leased_bytes", "Bytes under leases", [t.leased_bytes for t in named], None),
         ("limit_bytes", "What it may hold; +Inf: everything", [_limit(t) for t in named], None),
     ):
         family = GaugeMetricFamily(f"{PREFIX}_tenant_{name}", text, labels=["tenant"])
         for tenant, value in zip(named, values, strict=True):
             family.add_metric([tenant.name or ""], value)
-        if name == "leases":
-            family.add_metric([OTHER], usage.leases - sum(values))
-        elif other is not None:
+        if other is not None:
             family.add_metric([OTHER], other)
         yield family
 
@@ -90,9 +121,9 @@ def _limit(tenant: TenantInfo) -> float:
     return math.inf if tenant.effective_limit_bytes is None else tenant.effective_limit_bytes
 
 
-def _events(administration: Administration, named: list[TenantInfo]) -> Iterator[Metric]:
+def _events(snapshot: _Snapshot) -> Iterator[Metric]:
     """What is of no tenant with a label is `other`: not what was counted under a name that is gone, or `other` would jump."""
-    whole, former = administration.counters(), administration.counters_of_former()
+    named, whole, former = snapshot.named, snapshot.whole, snapshot.former
     evicted = CounterMetricFamily(
         f"{PREFIX}_tenant_evicted_objects", "Objects evicted, by cause", labels=["tenant", "cause"]
     )
