@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import time
 from typing import TYPE_CHECKING, cast
@@ -87,6 +88,30 @@ def test_a_reload_takes_the_level_and_says_what_needs_a_restart(
     reloader.reload()
     assert [line.split("\n")[0] for line in drained(listener)] == ["READY=1", "RELOADING=1", "READY=1"]
     assert "after a restart" in caplog.text
+
+
+def test_once_the_end_has_begun_nothing_is_read_and_nobody_hears_of_readiness(
+    manager: tuple[socket.socket, str],
+) -> None:
+    def load() -> Config:
+        pytest.fail("read again")
+
+    listener, path = manager
+    reloader = Reloader(Config(), load, Notifier({"NOTIFY_SOCKET": path}, time.monotonic_ns))
+    reloader.ready()
+    reloader.stopping()
+    reloader.reload()
+    assert drained(listener) == ["READY=1", "STOPPING=1"]
+
+
+async def test_behind_its_block_a_reload_means_what_it_meant_before() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Reloader(Config(), None, Notifier({}, time.monotonic_ns)).signals():
+            assert signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_settings_that_cannot_be_read_change_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -125,7 +125,7 @@ class Daemon:
                 stopped = asyncio.create_task(self._stop.wait(), name="stop")
                 await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
                 if not starting.done():
-                    self._notifier.stopping()
+                    self._reloader.stopping()
                     starting.cancel()
                     await asyncio.wait((starting,))
                     return ExitCode.OK
@@ -292,7 +292,7 @@ class Daemon:
                 self._reloader.ready()
             owned.cancel()
             await stopped
-            self._notifier.stopping()
+            self._reloader.stopping()
             drained = await _drain(parts)
             # Nothing is evicted or expires from here on: after its last checkpoint the card does not change.
             parts.store.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from xkv_gateway.errors import ConfigError
 from xkv_gateway.logs import AUDIT, set_level
 from xkv_gateway.sizes import format_size
+from xkv_process.signals import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,16 +67,13 @@ class Reloader:
         self._ports: Ports | None = None
         self._adopt: Callable[[Config], None] | None = None
         self._serving = False
+        self._stopping = False
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
         """Listen to SIGHUP inside the block."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
-        try:
+        with listening(asyncio.get_running_loop(), {signal.SIGHUP: self.reload}):
             yield
-        finally:
-            loop.remove_signal_handler(signal.SIGHUP)
 
     def opened(self, ports: Ports) -> None:
         """From now on there are keys and tokens."""
@@ -90,8 +88,15 @@ class Reloader:
         self._serving = True
         self._notifier.ready()
 
+    def stopping(self) -> None:
+        """The end begins: nothing is read again, and nobody hears once more that all is ready."""
+        self._stopping = True
+        self._notifier.stopping()
+
     def reload(self) -> None:
         """Read again. What cannot be read stays as it was, and the log says so."""
+        if self._stopping:
+            return
         self._notifier.reloading()
         try:
             config = None if self._load is None else self._load()
