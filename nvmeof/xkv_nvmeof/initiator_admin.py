@@ -152,6 +152,9 @@ async def look_at_namespace(
     try:
         raw = await admin.identify(Cns.NAMESPACE, nsid)
         space = IdentifyNamespace.from_bytes(raw)
+        if space.size_blocks == 0:
+            # Before its ids are asked for: a controller refuses those of one that is not there.
+            raise NamespaceUnusable(f"namespace {nsid} does not exist")
         descriptors = NamespaceDescriptors.from_bytes(await admin.identify(Cns.NAMESPACE_DESCRIPTORS, nsid))
     except IdentifyFormatError as error:
         raise NamespaceUnusable(f"namespace {nsid}: {error}") from error
@@ -159,8 +162,6 @@ async def look_at_namespace(
         if failed.status_code_type == 0 and failed.status_code == Status.INVALID_NAMESPACE:
             raise NamespaceUnusable(f"namespace {nsid} does not exist") from failed
         raise
-    if space.size_blocks == 0:
-        raise NamespaceUnusable(f"namespace {nsid} does not exist")
     block = space.block_bytes
     if not _MIN_BLOCK_BYTES <= block <= _MAX_BLOCK_BYTES or space.metadata_bytes:
         reason = f"blocks of {block} bytes with {space.metadata_bytes} bytes of metadata"

@@ -29,7 +29,7 @@ from xkv_nvmeof.pdu import (
     WireFormat,
     encode,
 )
-from xkv_nvmeof.spec import AdminOpcode, Capabilities, Cns, FabricsType, FeatureId, IoOpcode, Register
+from xkv_nvmeof.spec import AdminOpcode, Capabilities, Cns, FabricsType, FeatureId, IoOpcode, Register, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -304,7 +304,7 @@ class FakeConnection(PduMaker, asyncio.Protocol):
                 elif entry.cdw11 == Register.CSTS:
                     result = 1
             case AdminOpcode.IDENTIFY:
-                self.answer_read(entry, self._identify(entry.cdw10 & 0xFF))
+                self._answer_identify(entry)
                 return
             case AdminOpcode.GET_LOG_PAGE:
                 self.answer_read(entry, bytes(entry.sgl.length_bytes))
@@ -320,6 +320,14 @@ class FakeConnection(PduMaker, asyncio.Protocol):
                 self.event_cids.append(entry.cid)
                 return
         self.send(self.response(entry.cid, 0, result))
+
+    def _answer_identify(self, entry: SubmissionEntry) -> None:
+        cns = entry.cdw10 & 0xFF
+        if cns == Cns.NAMESPACE_DESCRIPTORS and not self.target.size_blocks:
+            # As SPDK does: a namespace that is not there has no ids, though a structure of zeroes.
+            self.send(self.response(entry.cid, Status.INVALID_FIELD))
+        else:
+            self.answer_read(entry, self._identify(cns))
 
     def _identify(self, cns: int) -> bytes:
         script = self.script
