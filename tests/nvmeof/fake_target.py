@@ -12,16 +12,13 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from tests.nvmeof.pdu_maker import PduMaker
 from tests.ports import held_port
-from xkv_nvmeof import digest
-from xkv_nvmeof.command import CompletionEntry, ConnectCommand, ConnectData, SubmissionEntry
+from xkv_nvmeof.command import ConnectCommand, ConnectData, SubmissionEntry
 from xkv_nvmeof.framing import DataEnd, FrameReader, controller_limits
 from xkv_nvmeof.identify import IdentifyController, IdentifyNamespace, NamespaceDescriptors
 from xkv_nvmeof.pdu import (
-    R2T,
-    C2HData,
     CapsuleCmd,
-    CapsuleResp,
     H2CData,
     H2CTermReq,
     ICReq,
@@ -137,45 +134,6 @@ class FakeTarget:
 
     def connection_of(self, qid: int) -> FakeConnection:
         return [connection for connection in self.connections if connection.qid == qid][-1]
-
-
-class PduMaker:
-    """Makes the PDUs of a controller by hand."""
-
-    def __init__(self) -> None:
-        self.wire = WireFormat()
-        self._head = 0
-        self._entries = 1 << 16
-
-    def data(
-        self,
-        cid: int,
-        offset: int,
-        payload: bytes,
-        *,
-        last: bool = False,
-        success: bool = False,
-        flip: bool = False,
-    ) -> bytes:
-        tail = digest.to_wire(digest.crc32c(payload)) if self.wire.data_digest else b""
-        if flip:
-            payload = bytes([payload[0] ^ 1]) + payload[1:]
-        return encode(C2HData(cid, offset, len(payload), last, success), self.wire) + payload + tail
-
-    def response(self, cid: int, status: int = 0, result: int = 0, *, do_not_retry: bool = False) -> bytes:
-        self._head = (self._head + 1) % self._entries
-        dw0, dw1 = result & 0xFFFF_FFFF, result >> 32
-        return encode(
-            CapsuleResp(
-                CompletionEntry(
-                    cid, status, self._head, dw0=dw0, dw1=dw1, do_not_retry=do_not_retry
-                ).to_bytes()
-            ),
-            self.wire,
-        )
-
-    def r2t(self, cid: int, offset: int, length: int, tag: int = 7) -> bytes:
-        return encode(R2T(cid, tag, offset, length), self.wire)
 
 
 class FakeConnection(PduMaker, asyncio.Protocol):
