@@ -141,7 +141,7 @@ def _parse_identity(path: Path, data: bytes) -> HostIdentity:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """Write the file so that a crash leaves the old one or the new one, never a part."""
+    """Write the file so that a crash leaves the old one or the new one, never a part; on return it outlives a loss of power."""
     temporary = path.with_name(path.name + ".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -150,6 +150,11 @@ def _write_whole(path: Path, data: bytes) -> None:
     finally:
         os.close(descriptor)
     temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def regions_socket_path(configured: str | None, state_dir: Path) -> Path:

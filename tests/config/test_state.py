@@ -43,6 +43,24 @@ def test_the_host_identity_is_made_once_and_kept(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "host.json").stat().st_mode) == 0o600
 
 
+def test_an_identity_that_was_told_to_a_target_outlives_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one would be another host, whose card it is not: the file is durable first, then its name."""
+    durable: list[tuple[bool, list[str]]] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        durable.append(
+            (stat.S_ISDIR(os.fstat(descriptor).st_mode), [each.name for each in tmp_path.iterdir()])
+        )
+
+    monkeypatch.setattr(os, "fsync", noted)
+    host_identity(tmp_path, os.urandom)
+    assert durable == [(False, ["host.json.new"]), (True, ["host.json"])]
+
+
 DAMAGED = (
     "",
     "{}",
