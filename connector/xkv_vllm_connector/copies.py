@@ -6,7 +6,6 @@ without the padding that the engine may put behind it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _ONE_BYTE: Final = b"\0"
-_PORTABLE: Final = 1
-"""cudaHostRegisterPortable: pinned for all devices."""
 
 
 class GroupCopier:
@@ -122,14 +119,11 @@ class Streams:
         if self._cuda is None:
             work()
             return
-        try:
-            with self._cuda.stream(self.side):
-                if mark is not None:
-                    self.side.wait_event(mark)
-                work()
-        finally:
-            # Also where it failed half-way: copies that have begun use memory that goes back now.
-            self.side.synchronize()
+        with self._cuda.stream(self.side):
+            if mark is not None:
+                self.side.wait_event(mark)
+            work()
+        self.side.synchronize()
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
         """Let the accelerator copy to and from memory directly, if it can; returns what undoes it."""
@@ -137,11 +131,6 @@ class Streams:
             return lambda: None
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         runtime = self._cuda.cudart()
-        # A thread of ours has device 0 until it says otherwise.
-        with self._cuda.device(self._device):
-            if int(runtime.cudaHostRegister(address, len(memory), _PORTABLE)) == 0:
-                return lambda: runtime.cudaHostUnregister(address)
-            with contextlib.suppress(RuntimeError):
-                # The failure is remembered for this thread, and told to whoever launches something next: to nobody but this.
-                torch.zeros(1, device=self._device)
-        return lambda: None
+        if int(runtime.cudaHostRegister(address, len(memory), 0)) != 0:
+            return lambda: None
+        return lambda: runtime.cudaHostUnregister(address)

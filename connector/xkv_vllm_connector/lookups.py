@@ -54,9 +54,6 @@ class LookupClient(Protocol):
     ) -> LookupReply:
         """Ask which keys are held."""
 
-    def renew(self, lease: bytes, lease_ms: int, *, timeout_ms: int | None = None) -> int:
-        """Let a lease live on."""
-
     def release(self, lease: bytes, *, timeout_ms: int | None = None) -> None:
         """End a lease."""
 
@@ -72,13 +69,11 @@ class Found:
         chunks: Chunks from the start of the sequence that the hit ends with.
         leases: For each, the chunk after the last that it covers; in order.
         answered: Whether the gateway answered.
-        asked_ns: When it was asked: from then on the leases count, whenever somebody comes for the answer.
     """
 
     chunks: int
     leases: list[tuple[int, bytes]]
     answered: bool
-    asked_ns: int
 
 
 class Lookups:
@@ -243,20 +238,10 @@ class Lookups:
                 with contextlib.suppress(RuntimeError):  # shut down: they end by themselves
                     self._threads.submit(self._release, lease)
 
-    def renew_leases(self, leases: Sequence[tuple[int, bytes]]) -> None:
-        """Have leases live on, some time soon. Where that fails, what they hold may go, and its load fails then."""
-        for _, lease in leases:
-            with contextlib.suppress(RuntimeError):  # shut down
-                self._threads.submit(self._renew, lease)
-
     def close(self) -> None:
         """Ask nothing more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
-
-    def _renew(self, lease: bytes) -> None:
-        with contextlib.suppress(XkvRpcError):
-            self._client.renew(lease, self._lease_ms, timeout_ms=self._timeout_ms)
 
     def _release(self, lease: bytes) -> None:
         with contextlib.suppress(XkvRpcError):
@@ -296,7 +281,7 @@ class Lookups:
         prefix = self._geometry.prefix_only
         held: list[bool] = []
         leases: list[tuple[int, bytes]] = []
-        end, asked_ns = first, self._clock()
+        end = first
         try:
             for at in range(0, len(hashes), batch):
                 chunk = first + at
@@ -324,11 +309,11 @@ class Lookups:
         except XkvRpcError as error:
             for _, lease in leases:
                 self._release(lease)
-            return Found(0, [], answered=self._is_answer(error), asked_ns=asked_ns)
+            return Found(0, [], answered=self._is_answer(error))
         if not prefix:
             end = longest_hit(self._geometry, held, first, first + len(hashes))
         if end <= first:
             for _, lease in leases:
                 self._release(lease)
-            return Found(0, [], answered=True, asked_ns=asked_ns)
-        return Found(end, leases, answered=True, asked_ns=asked_ns)
+            return Found(0, [], answered=True)
+        return Found(end, leases, answered=True)

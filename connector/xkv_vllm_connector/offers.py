@@ -132,19 +132,10 @@ class Offers:
         found = self._heard(entry)
         if found is None:
             return None, False
-        return self._settle(entry, computed_tokens, self._believed(entry, found))
-
-    def _believed(self, entry: Entry, found: Found) -> int:
-        """Keep an answer as long as it holds; returns the chunks that can be offered."""
-        now_ns = self._clock()
+        lifetime_ns = self._found_memory_ns if found.leases else MISS_MEMORY_NS
+        entry.answer = _Answer(found.chunks, self._clock() + lifetime_ns)
         entry.tracked.leases = found.leases
-        until_ns = found.asked_ns + self._found_memory_ns if found.leases else now_ns + MISS_MEMORY_NS
-        if now_ns >= until_ns:
-            # It lay there so long that its leases may end before they are renewed: do without, and let them go.
-            self.drop(entry)
-            return 0
-        entry.answer = _Answer(found.chunks, until_ns)
-        return found.chunks
+        return self._settle(entry, computed_tokens, found.chunks)
 
     def _glanced(self, entry: Entry, chunk: int) -> Verdict:
         """What was found out of a request among others, from this chunk on."""

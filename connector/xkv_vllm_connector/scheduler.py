@@ -76,9 +76,6 @@ class SchedulerSide:
         self._entries: dict[str, Entry] = {}
         self._leaving: dict[str, Tracked] = {}
         self._loads: list[LoadJob] = []
-        self._renew_ns = settings.lease_ms * 1_000_000 // 3
-        self._renewals: dict[str, tuple[int, Tracked]] = {}
-        """Of each load under way when its leases are renewed: they last until it is done, however long it takes."""
         self._warned: set[str] = set()
         self._failures_seen = 0
 
@@ -166,26 +163,10 @@ class SchedulerSide:
         self._stats.add("loads")
         self._stats.add("hit_tokens", external_tokens)
         if not doomed:
-            self._hold(request.request_id, tracked)
             boundary = (tracked.offered_tokens + external_tokens) // self._geometry.chunk_tokens
             tracked.stored_chunks = max(tracked.stored_chunks, boundary)
             if self._writes:
                 tracked.next_store_tokens = (tracked.stored_chunks + 1) * self._geometry.chunk_tokens
-
-    def _hold(self, request_id: str, tracked: Tracked) -> None:
-        """See to it that what is about to be loaded stays until then."""
-        if self._sync:
-            # No step comes before the load is done; `parse_settings` sees to it that a lease lasts as long as that may take.
-            self._lookups.renew_leases(tracked.leases)
-        else:
-            self._renewals[request_id] = (self._clock() + self._renew_ns, tracked)
-
-    def _renew_leases(self) -> None:
-        now_ns = self._clock()
-        for request_id, (due_ns, tracked) in self._renewals.items():
-            if now_ns >= due_ns:
-                self._lookups.renew_leases(tracked.leases)
-                self._renewals[request_id] = (now_ns + self._renew_ns, tracked)
 
     def _parts_to_load(
         self, request: HostRequest, tables: Sequence[Sequence[int]], tracked: Tracked, boundary_tokens: int
@@ -226,8 +207,6 @@ class SchedulerSide:
             tables: The blocks of those requests.
         """
         self._offers.step_ends()
-        if self._renewals:
-            self._renew_leases()
         plan = StepPlan(
             self._fingerprint,
             self._loads,
@@ -277,7 +256,6 @@ class SchedulerSide:
             if tracked is None or not tracked.rank_done(count, failed=not well):
                 continue
             self._leaving.pop(request_id, None)
-            self._renewals.pop(request_id, None)
             self._lookups.release(tracked.leases)
             tracked.leases = []
             if entry is not None:

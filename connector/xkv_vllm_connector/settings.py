@@ -62,7 +62,7 @@ class Settings:
     """How long a request waits for its bytes before it is computed instead."""
     store_timeout_ms: int = 10_000
     lease_ms: int = 30_000
-    """How long found objects are held for a request; renewed until they are loaded."""
+    """How long found objects are held for a request between finding and loading them."""
     staging_bytes: int = 256 << 20
     """Shared memory of each worker, half for loads, half for stores."""
     max_store_backlog_bytes: int = 512 << 20
@@ -160,9 +160,4 @@ def parse_settings(extra: Mapping[str, object] | None) -> Settings:
         if problem is not None:
             raise SettingsError(name, problem)
         chosen[name] = value
-    settings = Settings(**chosen)
-    if settings.load_mode == "sync" and settings.load_timeout_ms > settings.lease_ms:
-        raise SettingsError(
-            "load_timeout_ms", f"must be at most lease_ms ({settings.lease_ms}) where load_mode is sync"
-        )
-    return settings
+    return Settings(**chosen)

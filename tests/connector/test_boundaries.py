@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.connector.rig import FULL, GEMMA, HASH_TOKENS, MODELS, connector, gateway
 from tests.connector.test_engine import end_in_order, prompt, request
+from tests.rpc.harness import DictService
+from xkv_rpc.messages import Lookup, LookupMode, LookupReply
 from xkv_vllm_connector.groups import Geometry, GroupFacts, Kind, UnsupportedModelError, plan_groups
 from xkv_vllm_connector.keys import HEAD
 from xkv_vllm_connector.lookups import KEYS_MAX
 from xkv_vllm_connector.matching import chunks_wanted, longest_hit
+
+if TYPE_CHECKING:
+    from xkv_rpc.server import Call
 
 CHUNK = 8
 
@@ -88,13 +96,30 @@ def test_without_one_groups_part_there_is_no_hit_at_that_boundary(model: str, gr
             end_in_order(second)
 
 
+class Leasing(DictService):
+    """Grants another lease with each answer, as a gateway does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.granted = 0
+
+    def _lookup(self, call: Call, request: Lookup) -> None:
+        if request.mode is not LookupMode.PREFIX or not request.lease_ms:
+            super()._lookup(call, request)
+            return
+        found = [self.objects.get((request.ns, request.scope, key)) for key in request.keys]
+        sizes = [len(value) for value in takewhile(lambda value: value is not None, found) if value]
+        self.granted += 1
+        call.reply(LookupReply(len(sizes), [*sizes], self.granted.to_bytes(16, "big"), request.lease_ms))
+
+
 @pytest.mark.parametrize("beyond", [1, 5, 40])
 def test_groups_whose_hit_needs_several_leases_are_loaded_whole(beyond: int) -> None:
     groups = tuple(GroupFacts(number, Kind.FULL, 4, FULL[0].block_bytes) for number in range(3))
     ranks = 8
     # More than one question, so a lease for each; the last ends within one message of what the first covers.
     chunks = KEYS_MAX // (len(groups) * ranks) + beyond
-    with gateway() as (service, served):
+    with gateway(Leasing()) as (service, served):
         with connector(service, served, groups, ranks=ranks) as first:
             first.engine.run(request(prompt(chunks * CHUNK + 1)))
             first.engine.settle()

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 HANG_S = 60.0
 """Nothing here takes so long; a test that does hangs."""
 LEASE = b"L" * 16
-"""The first lease that is granted; each lookup has one of its own."""
 
 
 class DictService:
@@ -59,11 +58,6 @@ class DictService:
         self.objects: dict[tuple[str, bytes, bytes], bytes] = {}
         self.regions = regions
         self.handled = 0
-        self._leases = 0
-        self.granted: dict[bytes, int] = {}
-        """Of each lease how often it was renewed; one that was released is gone."""
-        self.renewals = 0
-        """Asked for, whatever came of them."""
         self.held: list[Call] = []
         self.hold = False
         """Keep calls in `held` instead of answering them."""
@@ -92,14 +86,11 @@ class DictService:
             case Delete() as request:
                 known = [self.objects.pop((request.ns, request.scope, key), None) for key in request.keys]
                 call.reply(DeleteReply(sum(value is not None for value in known)))
-            case Renew(lease, lease_ms):
-                self.renewals += 1
-                self._known(lease)
-                self.granted[lease] += 1
-                call.reply(RenewReply(lease_ms))
+            case Renew() as request:
+                call.reply(RenewReply(request.lease_ms))
             case Release(lease):
-                self._known(lease)
-                del self.granted[lease]
+                if lease != LEASE:
+                    raise RpcError(ErrorCode.UNKNOWN_LEASE, "no such lease", field="lease")
                 call.reply(ReleaseReply())
 
     def _lookup(self, call: Call, request: Lookup) -> None:
@@ -109,18 +100,8 @@ class DictService:
         if request.mode is LookupMode.PREFIX:
             hits = sizes.index(None) if None in sizes else len(sizes)
             sizes = sizes[:hits]
-        lease = self._grant() if request.lease_ms and hits else None
-        call.reply(LookupReply(hits, sizes, lease, 0 if lease is None else request.lease_ms))
-
-    def _grant(self) -> bytes:
-        lease = (int.from_bytes(LEASE, "big") + self._leases).to_bytes(16, "big")
-        self._leases += 1
-        self.granted[lease] = 0
-        return lease
-
-    def _known(self, lease: bytes) -> None:
-        if lease not in self.granted:
-            raise RpcError(ErrorCode.UNKNOWN_LEASE, "no such lease", field="lease")
+        leased = bool(request.lease_ms and hits)
+        call.reply(LookupReply(hits, sizes, LEASE if leased else None, request.lease_ms if leased else 0))
 
     def _load(self, call: Call, request: Load) -> None:
         found = [self.objects.get((request.ns, request.scope, key)) for key in request.keys]

@@ -87,7 +87,6 @@ def test_many_calls_in_flight_each_get_their_own_reply(run: Any) -> None:
 def test_replies_that_overtake_each_other_find_their_calls(run: Any) -> None:
     service = DictService()
     service.hold = True
-    service.granted[LEASE] = 0
 
     async def work(served: Any) -> None:
         async with AsyncClient(served.endpoint, PATIENT) as client:

@@ -32,7 +32,6 @@ PATIENT: Final = {
     "lookup_timeout_ms": 10_000,
     "load_timeout_ms": 60_000,
     "store_timeout_ms": 60_000,
-    "lease_ms": 60_000,
     "staging_bytes": 32 << 20,
 }
 """Settings for a machine where several ranks share two cores with whatever else runs there."""
