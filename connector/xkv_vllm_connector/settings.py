@@ -10,6 +10,7 @@ import ipaddress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from xkv_rpc.addresses import host_port
 from xkv_rpc.errors import EndpointError
 from xkv_rpc.unixpath import check_socket_path
 
@@ -73,8 +74,7 @@ class Settings:
         """The address of the control port."""
         if self.xkv_gateway_socket:
             return f"ipc://{self.xkv_gateway_socket}"
-        host = f"[{self.xkv_gateway_host}]" if ":" in self.xkv_gateway_host else self.xkv_gateway_host
-        return f"tcp://{host}:{self.xkv_gateway_port}"
+        return f"tcp://{host_port(self.xkv_gateway_host, self.xkv_gateway_port)}"
 
 
 def _between(least: int, most: int) -> Callable[[Any], str | None]:

@@ -22,6 +22,7 @@ from xkv_frontend.metrics import CONTENT_TYPE, Metrics
 from xkv_frontend.notify import READY, STOPPING, keep_alive, notify
 from xkv_frontend.protocol import HEAD_BYTES_MAX, FrontProtocol
 from xkv_process.signals import listening
+from xkv_rpc.addresses import host_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,8 +72,7 @@ def bind(host: str, port: int, option: str) -> socket.socket:
 
 def address_of(listener: socket.socket) -> str:
     """Return `HOST:PORT` of a listener."""
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_port(*listener.getsockname()[:2])
 
 
 def metrics_app(metrics: Metrics, front: Front) -> ASGIApp:

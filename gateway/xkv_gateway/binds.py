@@ -15,7 +15,7 @@ from typing import Final
 
 from xkv_gateway.errors import AddressInUseError, BindRefusedError, ConfigError, GatewayError
 from xkv_gateway.networks import StorageNetworks
-from xkv_rpc.addresses import is_loopback
+from xkv_rpc.addresses import host_port, is_loopback
 
 __all__ = [
     "BindAddress",
@@ -52,11 +52,6 @@ class BindAddress:
         """Tell whether both cannot be bound: one port, in one place or in all places."""
         ips = {self.ip, other.ip}
         return self.port == other.port != 0 and (len(ips) == 1 or not ips.isdisjoint(UNSPECIFIED))
-
-
-def host_port(host: str, port: int) -> str:
-    """Return `HOST:PORT`, IPv6 in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def judge_bind(

@@ -17,6 +17,7 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from xkv_gateway.sizes import exact_size, parse_size
+from xkv_rpc.addresses import host_port
 
 NVME_TCP_PORT: Final = 4420
 NQN_BYTES_MAX: Final = 223
@@ -28,10 +29,6 @@ ADDRESSES_MAX: Final = 8
 """Addresses of one card."""
 _NQN: Final = re.compile(r"nqn\.[0-9]{4}-[0-9]{2}\.[!-~]+", re.ASCII)
 _KNOWN: Final = "write nvme+tcp://ADDR:4420/NQN?nsid=1, kernel+tcp://ADDR:4420/NQN?nsid=1, /dev/... or soft:PATH?size=16GiB"
-
-
-def _address_text(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class _BehindController:
     @property
     def address(self) -> str:
         """`HOST:PORT`, IPv6 in brackets."""
-        return _address_text(self.host, self.port)
+        return host_port(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class TcpCardUrl(_BehindController):
     @property
     def addresses(self) -> tuple[str, ...]:
         """All of them, `HOST:PORT`, IPv6 in brackets."""
-        return (self.address, *(_address_text(host, port) for host, port in self.portals))
+        return (self.address, *(host_port(host, port) for host, port in self.portals))
 
     def __str__(self) -> str:
         """Return the canonical URL; it never holds a secret."""

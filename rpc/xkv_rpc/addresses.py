@@ -20,6 +20,11 @@ def is_loopback(ip: str) -> bool:
     return address.is_loopback
 
 
+def host_port(host: str, port: int) -> str:
+    """Return `HOST:PORT`, IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class SpdkAddress:
     """Where a target takes orders: a Unix socket's path, or an IP address with a port."""
@@ -31,7 +36,7 @@ class SpdkAddress:
         """Return it as the configuration writes it."""
         if self.port is None:
             return self.host
-        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+        return f"tcp://{host_port(self.host, self.port)}"
 
 
 def split_endpoint(endpoint: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from xkv_rpc.addresses import split_endpoint
+from xkv_rpc.addresses import host_port, split_endpoint
 from xkv_rpc.connection import Connection
 from xkv_rpc.doors import Admits, Knock
 from xkv_rpc.errors import AddressInUseError, BadEndpointError
@@ -113,7 +113,7 @@ class Listener:
         else:
             sock = _listen(endpoint, rest)
             host, port = sock.getsockname()[:2]
-            endpoint = f"tcp://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"tcp://{host}:{port}"
+            endpoint = f"tcp://{host_port(host, port)}"
         self._sockets.append((sock, door))
         return endpoint
 

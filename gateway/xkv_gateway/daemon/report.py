@@ -26,6 +26,7 @@ from xkv_gateway.service.status import (
 )
 from xkv_nvmeof.blockdev import DeviceState, Geometry
 from xkv_nvmeof.initiator import TcpInitiator
+from xkv_rpc.addresses import host_port
 from xkv_rpc.messages import CardInfo, CardState, HelloReply, TargetInfo
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Reporter:
             return TargetInfo(
                 addresses[0].nqn,
                 addresses[0].nsid,
-                [f"[{a.host}]:{a.port}" if ":" in a.host else f"{a.host}:{a.port}" for a in addresses],
+                [host_port(address.host, address.port) for address in addresses],
                 host_id,
             )
         if isinstance(url, KernelCardUrl):

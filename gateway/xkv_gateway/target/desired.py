@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from xkv_gateway.config.target import NVMF_PORT, PREFIX, split_address
 from xkv_gateway.errors import ConfigError
-from xkv_rpc.addresses import SpdkAddress
+from xkv_rpc.addresses import SpdkAddress, host_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ class Listener:
         }
 
     def __str__(self) -> str:
-        return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
+        return host_port(self.ip, self.port)
 
 
 @dataclass(frozen=True, slots=True)
