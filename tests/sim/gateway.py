@@ -93,8 +93,11 @@ class SimRegions:
     def __init__(self) -> None:
         self.by_token: dict[bytes, SimRegion] = {}
 
-    def find(self, token: bytes) -> SimRegion | None:
-        return self.by_token.get(token)
+    def find(self, token: bytes) -> SimRegion:
+        region = self.by_token.get(token)
+        if region is None:
+            raise RpcError(ErrorCode.UNKNOWN_REGION, "no region has this token", field="region")
+        return region
 
 
 Answer = tuple[m.Reply | RpcError, list[bytes]]

@@ -65,8 +65,8 @@ class Region(Protocol):
 class Regions(Protocol):
     """Who knows the regions."""
 
-    def find(self, token: bytes) -> Region | None:
-        """Return the region of this token, or None."""
+    def find(self, token: bytes) -> Region:
+        """Return the region of this token. Raises RpcError: there is none (any more)."""
         ...
 
 
@@ -233,7 +233,7 @@ class ControlService:
         lease = None if request.lease is None else LeaseId(request.lease)
         keys = BeginLoad(request.ns, request.scope, request.keys, lease)
         if request.region is not None:
-            region = region_of(self._regions, request.region)
+            region = self._regions.find(request.region)
             rooms = views_of(region, request.offsets, request.lengths)
             load = Load(self._store, keys, rooms)
             region.pin()
@@ -277,7 +277,7 @@ class ControlService:
         region: Region | None = None
         payloads = call.payloads
         if request.region is not None:
-            region = region_of(self._regions, request.region)
+            region = self._regions.find(request.region)
             payloads = views_of(region, request.offsets, request.sizes)
         keys = BeginStore(request.ns, request.scope, request.keys, request.sizes)
         save = Save(self._store, keys, payloads, self._store.clock() + self._store_wait_ns)
@@ -372,14 +372,6 @@ def _footprint(request: m.Request, direct: DirectService | None) -> Footprint | 
             return direct.footprint(request)
         case _:
             return None
-
-
-def region_of(regions: Regions, token: bytes) -> Region:
-    """Return the region of this token. Raises RpcError: there is none (any more)."""
-    region = regions.find(token)
-    if region is None:
-        raise RpcError(ErrorCode.UNKNOWN_REGION, "no such region: its connection was closed", field="region")
-    return region
 
 
 def views_of(region: Region, offsets: list[int], lengths: list[int]) -> list[memoryview]:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from xkv_gateway.core.errors import UnknownLease, UnknownTicket
 from xkv_gateway.core.types import LoadStatus
-from xkv_gateway.service.control import region_of, views_of
+from xkv_gateway.service.control import views_of
 from xkv_gateway.service.metric_status import readiness_families
 from xkv_gateway.service.metrics import CONTENT_TYPE, family_text
 from xkv_gateway.service.problems import RETRY, error_response
@@ -89,7 +89,7 @@ class NoCardYet:
 
     def _views(self, token: bytes | None, offsets: list[int], lengths: list[int]) -> list[memoryview]:
         """Return those ranges of a region, none where none is named. Raises RpcError."""
-        return [] if token is None else views_of(region_of(self._regions, token), offsets, lengths)
+        return [] if token is None else views_of(self._regions.find(token), offsets, lengths)
 
     def _zero(self, request: m.Load) -> None:
         """Zero the ranges of a load, as where nothing was found."""
