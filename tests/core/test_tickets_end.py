@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.core.helpers import SECOND_NS
+from tests.core.helpers import SECOND_NS, World
 from tests.core.test_tickets import GRACE_NS, TTL_NS, after_crash, free, granted, units, world
 from xkv_gateway.core.types import StoreStatus, WritePlan
 
@@ -42,6 +42,18 @@ def test_a_commit_that_ends_behind_the_end_of_its_ticket_leaves_nothing_behind()
     assert w.held([b"a"]) == [True]
 
 
+def freed_by_each_tick(w: World, mine: set[int]) -> list[int]:
+    """Tick at once, as long as some of these units are not free; how many each tick made free."""
+    gone = []
+    while mine - free(w):
+        assert (w.engine.next_deadline() or 0) <= w.now_ns
+        before = len(mine - free(w))
+        w.engine.tick(w.now_ns)
+        gone.append(before - len(mine - free(w)))
+        w.engine.audit()
+    return gone
+
+
 def test_what_ends_at_once_is_taken_back_in_parts_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that dies with hundreds of tickets does not make everybody else wait."""
     monkeypatch.setattr("xkv_gateway.core.tickets.EXPIRED_KEYS_PER_TURN", 5)
@@ -58,14 +70,7 @@ def test_what_ends_at_once_is_taken_back_in_parts_of_a_bounded_size(monkeypatch:
         left.append(len(w.engine.tickets.by_id))
     assert left == [4, 2, 0]
     w.now_ns += GRACE_NS
-    gone = []
-    while mine - free(w):
-        assert (w.engine.next_deadline() or 0) <= w.now_ns
-        before = len(mine - free(w))
-        w.engine.tick(w.now_ns)
-        gone.append(before - len(mine - free(w)))
-        w.engine.audit()
-    assert gone == [4, 4, 4, 4, 2]
+    assert freed_by_each_tick(w, mine) == [4, 4, 4, 4, 2]
 
 
 def test_what_a_run_before_has_left_is_freed_in_parts_of_a_bounded_size(
@@ -78,13 +83,6 @@ def test_what_a_run_before_has_left_is_freed_in_parts_of_a_bounded_size(
     again = after_crash(w, w.now_ns + GRACE_NS)
     assert isinstance(again.begin([b"later"])[0], WritePlan)
     again.now_ns += GRACE_NS
-    gone = []
-    while mine - free(again):
-        assert (again.engine.next_deadline() or 0) <= again.now_ns
-        before = len(mine - free(again))
-        again.engine.tick(again.now_ns)
-        gone.append(before - len(mine - free(again)))
-        again.engine.audit()
-    assert gone == [4, 3]
+    assert freed_by_each_tick(again, mine) == [4, 3]
     again.persist()
     assert not again.engine._removal.next_deadline()
