@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from typing import TYPE_CHECKING, Final
 
 # Imported before any test runs: CPython 3.11 sometimes fails to compile a large module deep inside a running test
@@ -21,6 +22,10 @@ settings.register_profile(
     PROFILE, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(PROFILE)
+
+# A shell starts what goes to its background with SIGINT ignored, which children keep: none of those here would hear of Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
